@@ -140,9 +140,8 @@ def _table(compared: Compared) -> Iterator[str]:
     rows = [("test", "own", "ours", "own time", "our time")]
     runs = (compared.own, compared.ours)
     for test in compared.tests:
-        own, ours = (outcome_in(run, test) for run in runs)
-        own_s, ours_s = (run.seen.cases.get(test, CaseSeen(test)).seconds for run in runs)
-        rows.append((test, own, ours, seconds(own_s), seconds(ours_s)))
+        own, ours = (_result(run, test) for run in runs)
+        rows.append((test, own["outcome"], ours["outcome"], seconds(own["seconds"]), seconds(ours["seconds"])))
     yield from columns(rows)
     for test in compared.different:
         yield f"DIFFERENT {test}"

@@ -134,9 +134,15 @@ def _outermost(records: list[dict[str, Any]], parents: dict[int, int]) -> dict[s
     """Return for each case the processes whose results count: not ranks below a process that has a result itself."""
     told: dict[str, set[int]] = defaultdict(set)
     for record in records:
-        if record["kind"] == "result":
+        if record["kind"] == "result" and _tells(record):
             told[record["id"]].add(record["pid"])
     return {name: {pid for pid in pids if not _above(pid, parents) & pids} for name, pids in told.items()}
+
+
+def _tells(record: dict[str, Any]) -> bool:
+    """Whether a result says how its case ends: no setup that passes, and no outcome of a plug-in, as "rerun"."""
+    outcome = record["outcome"]
+    return outcome in _OUTCOMES and (outcome != "passed" or record.get("phase", "call") == "call")
 
 
 def _above(pid: int, parents: dict[int, int]) -> set[int]:
@@ -148,16 +154,15 @@ def _above(pid: int, parents: dict[int, int]) -> set[int]:
 
 
 def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
-    phase, outcome = record.get("phase", "call"), record["outcome"]
-    case.word = max(case.word, record.get("word", ""), key=_WORDS.index)
+    if (word := record.get("word", "")) in _WORDS:
+        case.word = max(case.word, word, key=_WORDS.index)
     case.seconds += record.get("seconds", 0.0)
-    case.error = case.error or record.get("error", "").strip().partition("\n")[0]
-    case.has_ended |= phase == "teardown"
-    # A setup that passes says nothing yet; and some plug-ins have outcomes of their own, such as "rerun".
-    if outcome not in _OUTCOMES or (outcome == "passed" and phase != "call"):
+    case.error = case.error or record.get("error", "")
+    case.has_ended |= record.get("phase") == "teardown"
+    if not _tells(record):
         return
     # Phases of one case, and the ranks of `torchrun -m pytest`: a failure of any counts, then a pass, then a skip.
     if case.outcome != "failed":
         case.ended_s = record["t"]
-    case.outcome = max(case.outcome, outcome, key=_OUTCOMES.index)
+    case.outcome = max(case.outcome, record["outcome"], key=_OUTCOMES.index)
     case.text = "\n".join(filter(None, [case.text, record["text"]]))

@@ -106,6 +106,22 @@ def test_ranks_that_are_pytests_all_count() -> None:
     assert outcome("skipped", "skipped") == "skipped"
 
 
+def test_a_phase_or_an_outcome_of_a_plug_in_that_tells_nothing_is_no_result() -> None:
+    """If this fails, pytest-retry ends the audit, or a rank that is killed in its call hides its harness."""
+    retried = {"id": "t::a", "text": "", "outcome": "retried", "word": "retried", "phase": "call"}
+    set_up = {"id": "t::a", "text": "", "outcome": "passed", "word": "passed", "phase": "setup"}
+    passed = set_up | {"phase": "call"}
+    case = seen_in(
+        [
+            _record("result", 10, 1, 1.0, **set_up),
+            _record("result", 11, 1, 2.0, **set_up),
+            _record("result", 11, 1, 3.0, **retried),
+            _record("result", 11, 1, 4.0, **passed),
+        ]
+    ).cases["t::a"]
+    assert (case.outcome, case.word, case.tellers, case.ended_s) == ("passed", "passed", 1, 4.0)
+
+
 def _ran(case: CaseSeen | None, exit_status: int | None, fault: FaultSeen | None = None) -> Ran:
     seen = Seen({case.id: case} if case else {}, True, fault=fault)
     return Ran(exit_status, 100.0, 100.0, "", Path("log"), Left(), seen)

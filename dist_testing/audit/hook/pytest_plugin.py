@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -25,17 +26,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out the files without a case of the plan."""
     if record.plan.cases is None or collection_path.suffix != ".py" or collection_path.name in _KEPT:
         return None
-    files = {os.path.normpath(config.rootpath / case.partition("::")[0]) for case in record.plan.cases}
-    # The id of a case outside pytest's root folder does not tell its file.
-    is_other = all(map(os.path.exists, files)) and str(collection_path) not in files
-    return True if is_other else None
+    files = _files_of_plan(config.rootpath)
+    return True if files and str(collection_path) not in files else None
+
+
+@functools.cache
+def _files_of_plan(root: Path) -> frozenset[str]:
+    """Return the files of the plan's cases; none if an id does not tell its file, as outside pytest's root folder."""
+    files = frozenset(os.path.normpath(root / case.partition("::")[0]) for case in record.plan.cases or ())
+    return files if all(map(os.path.exists, files)) else frozenset()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all cases except those of the plan."""
-    if (wanted := record.plan.cases) is None:
+    if record.plan.cases is None:
         return
+    wanted = frozenset(record.plan.cases)
     left_out = [item for item in items if item.nodeid not in wanted]
     items[:] = [item for item in items if item.nodeid in wanted]
     if left_out:
@@ -81,8 +88,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     word: str = report.outcome if report.when == "call" or not report.failed else "error"
     if hasattr(report, "wasxfail"):
         word = "xfailed" if report.skipped else "xpassed"
-    parts = [report.longreprtext, *(content for _, content in report.sections)] if not report.passed else []
-    crash = getattr(report.longrepr, "reprcrash", None)
-    error = crash.message if crash is not None else report.longreprtext
-    more = {"phase": report.when, "word": word, "seconds": report.duration, "error": "" if report.passed else error}
+    parts, error = [], ""
+    if not report.passed:
+        parts = [report.longreprtext, *(content for _, content in report.sections)]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        error = (crash.message if crash is not None else parts[0]).strip().partition("\n")[0]
+    more = {"phase": report.when, "word": word, "seconds": report.duration, "error": error}
     record.note_result(report.nodeid, report.outcome, "\n".join(parts), **more)
