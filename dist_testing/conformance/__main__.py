@@ -156,7 +156,7 @@ def _plug_in(name: str, module: str, device: str | None) -> Backend:
     """Return a declaration of the backend that a module registers, by default for the first device that it names."""
     try:
         importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         raise UsageError(
             f"--import={module}: the module cannot be imported: {type(error).__name__}: {text}\n"

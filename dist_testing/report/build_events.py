@@ -26,6 +26,8 @@ _INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVIC
 # Bazel's words for a target that the invocation did not reach before it ended.
 _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
+# Some 100,000 targets. A larger file would take all memory.
+_MAX_BYTES = 512 << 20
 # With --keep_going Bazel gives the reason only in its output: the first line, and for an incompatible target the end.
 _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
@@ -69,6 +71,9 @@ def read_events(path: Path) -> list[Mapping[str, Any]]:
     An incomplete last line is left out: Bazel was killed, the disk is full, or Bazel still runs.
     """
     try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ValueError(f"it has {size >> 20} MiB, and at most {_MAX_BYTES >> 20} MiB are read")
         return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EventsError(

@@ -324,6 +324,7 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ("limit", "name", "content", "says"),
     [
         ("result_xml._MAX_BYTES", "x.xml", b"<testsuites>%s</testsuites>" % (b" " * 99), "at most 0 MiB are read"),
+        ("build_events._MAX_BYTES", "x.json", b'{"id": {"started": {}}}\n' + b" " * 99, "at most 0 MiB are read"),
         ("gather._MAX_FILES", "x.txt", b"", "it has 99 files or more"),
     ],
 )

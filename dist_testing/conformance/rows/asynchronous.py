@@ -12,7 +12,6 @@ from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows import script
 
 _COALESCED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-_MODES = ("sync", "async")
 _NAMES = (
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast"),
     *("gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
