@@ -257,7 +257,7 @@ def _place_and_position(frame: FrameType) -> tuple[str, int]:
                 installed.append(place)
             elif not file.startswith(_STANDARD_LIBRARY):
                 own.append(place)
-    return next(iter([*own, *installed]), "")[:MAX_TEXT], position & _LARGEST_POSITION
+    return next(iter(own or installed), "")[:MAX_TEXT], position & _LARGEST_POSITION
 
 
 def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:

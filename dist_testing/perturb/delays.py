@@ -42,7 +42,7 @@ class DelayWatch(WorldWatcher):
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Tell the delays, and how to repeat them."""
-        if result.verdict.status is not Status.FAILED:
+        if not _failed(result):
             return result
         only = tuple(sorted((delay.rank, delay.call) for delay in self._delays))
         plan = dataclasses.replace(result.case.settings[NAME], only=only)
@@ -50,7 +50,7 @@ class DelayWatch(WorldWatcher):
         if (more := len(self._delays) - _SHOWN) > 0:
             shown.append(f"{more} more")
         note = f"Delays of --dist-perturb={plan}: {'; '.join(shown) or 'none'}."
-        return dataclasses.replace(result, facts={**result.facts, NAME: str(plan)}, notes=(note, *result.notes))
+        return _noted(dataclasses.replace(result, facts={**result.facts, NAME: str(plan)}), note)
 
 
 def search(result: CaseResult, run: _Run) -> CaseResult:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
-import time
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.starter import LIMIT_S
+from tests.support.starter import LIMIT_S, read_until
 
 _VARIABLE = "BELL_OF_THE_TEST"
 
@@ -55,18 +53,11 @@ class Bell:
 
         An AssertionError says that the child has ended before that, or that the limit is reached.
         """
-        deadline = time.monotonic() + limit_s
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
-        pidfd = os.pidfd_open(child.pid)
-        poller.register(pidfd, select.POLLIN)
-        try:
-            while len(self._lines) < count:
-                ready = [fd for fd, _ in poller.poll(1000 * max(0.0, deadline - time.monotonic()))]
-                assert self._fd in ready, f"heard {self._lines}, waited for {count} lines; the log:\n{child.log}"
-                *lines, self._rest = (self._rest + os.read(self._fd, 1 << 16)).split(b"\n")
-                self._lines += [line.decode() for line in lines]
-        finally:
-            os.close(pidfd)
+        has_come = read_until(lambda: len(self._lines) >= count, self._read, self._fd, child.pid, limit_s)
+        assert has_come, f"heard {self._lines}, waited for {count} lines; the log:\n{child.log}"
         heard, self._lines = self._lines[:count], self._lines[count:]
         return heard
+
+    def _read(self) -> None:
+        *lines, self._rest = (self._rest + os.read(self._fd, 1 << 16)).split(b"\n")
+        self._lines += [line.decode() for line in lines]

@@ -40,17 +40,19 @@ class Ended:
                 tells a skip by its reason, so skipped tests have no name here.
         """
         assert _by_outcome(self.outcomes()) == _named(names), self.log
-        for text in log:
-            assert text in self.log, f"{text!r} is not in:\n{self.log}"
+        self._has(log)
 
     def check_by_name(self, count: int, *log: str) -> None:
         """Check that only the tests with "fails" in class or method fail, of `count`; and texts in the log."""
-        lines = [line.split(" - ")[0] for line in self.log.splitlines() if line.startswith(("PASSED ", "FAILED "))]
-        tests = {line.partition(" ")[2]: line.partition(" ")[0] for line in lines}
-        wrong = {name: outcome for name, outcome in tests.items() if ("fails" in name.lower()) != (outcome == "FAILED")}
-        assert not wrong, self.log
-        assert len(tests) == count, tests
-        for text in log:
+        words = ("PASSED ", "FAILED ", "ERROR ")
+        told = [line.split(" - ")[0].partition(" ") for line in self.log.splitlines() if line.startswith(words)]
+        expected = [("FAILED" if "fails" in name.lower() else "PASSED", " ", name) for *_, name in told]
+        assert told == expected, self.log
+        assert len(told) == count, told
+        self._has(log)
+
+    def _has(self, texts: Sequence[str]) -> None:
+        for text in texts:
             assert text in self.log, f"{text!r} is not in:\n{self.log}"
 
     def outcomes(self) -> dict[str, str]:

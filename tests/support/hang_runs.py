@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +48,11 @@ class Told:
     cause: str
     reason: str
     culprit: int | None  # the rank that it blames
-    after_s: (
-        float  # from the begin of the last rank's test to the verdict, in seconds: no less than from its last block
-    )
+    # From the begin of the last rank's test to the verdict, in seconds: no less than from its last block.
+    after_s: float
 
 
-def run_kinds(
-    names: Sequence[str], isolation: str, folder: Path, *, env: Mapping[str, str] | None = None
-) -> dict[str, Told]:
+def run_kinds(names: Sequence[str], isolation: str, folder: Path) -> dict[str, Told]:
     """Run kinds of hangs, one after the other. Return what was said of each, by its name, if anything was said.
 
     `isolation` is one of `ISOLATIONS`. The folder takes the test file, the events and the output.
@@ -76,7 +73,7 @@ def run_kinds(
         subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

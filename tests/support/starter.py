@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,23 @@ def wait_ended(pids: Sequence[int], limit_s: float) -> bool:
             for pidfd, _ in ended:
                 poller.unregister(pidfd)
                 waiting.remove(pidfd)
+    return True
+
+
+def read_until(is_done: Callable[[], bool], read: Callable[[], None], fd: int, pid: int, limit_s: float) -> bool:
+    """Call `read` each time a descriptor can be read, until done; False at the limit, or if the process ends first."""
+    deadline = time.monotonic() + limit_s
+    pidfd = os.pidfd_open(pid)
+    try:
+        poller = select.poll()
+        for one in (fd, pidfd):
+            poller.register(one, select.POLLIN)
+        while not is_done():
+            if fd not in [ready for ready, _ in poller.poll(1000 * max(0.0, deadline - time.monotonic()))]:
+                return False
+            read()
+    finally:
+        os.close(pidfd)
     return True
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.children import write_file
-from tests.support.starter import LIMIT_S, Child, Starter
+from tests.support.starter import LIMIT_S, Child, Starter, read_until
 
 _VARIABLE = "TERMINAL_OF_THE_TEST"
 WAITS = "watch: waiting for a save"
@@ -69,18 +69,8 @@ class _Pty:
         os.write(self._ours, f"{text}{end}".encode())
 
     def _wait(self, text: str, child: Child, limit_s: float) -> str:
-        deadline_s = time.monotonic() + limit_s
-        poller = select.poll()
-        poller.register(self._ours, select.POLLIN)
-        pidfd = os.pidfd_open(child.pid)
-        poller.register(pidfd, select.POLLIN)
-        try:
-            while text not in self.shown:
-                ready = [fd for fd, _ in poller.poll(1000 * max(0.0, deadline_s - time.monotonic()))]
-                assert self._ours in ready, f"waited for {text!r}, shown: {self.shown}; the log:\n{child.log}"
-                self._read()
-        finally:
-            os.close(pidfd)
+        is_shown = read_until(lambda: text in self.shown, self._read, self._ours, child.pid, limit_s)
+        assert is_shown, f"waited for {text!r}, shown: {self.shown}; the log:\n{child.log}"
         before, _, self.shown = self.shown.partition(text)
         return before + text
 

@@ -116,8 +116,8 @@ _BAD = LinkRule(delay_us=1000, jitter_us=500, loss_ppm=100_000, reorder_ppm=200_
 _FIRST = [Fate(False, 1154, 0), Fate(False, 1500, 0), Fate(False, 1108, 0), Fate(False, 1468, 3)]
 
 
-def _lost(rule: LinkRule, link: LinkEnds = _LINK, count: int = 2000) -> list[int]:
-    return [number for number in range(count) if fate(rule, link, number).is_lost]
+def _lost(rule: LinkRule, link: LinkEnds = _LINK) -> list[int]:
+    return [number for number in range(2000) if fate(rule, link, number).is_lost]
 
 
 def test_a_seed_gives_the_same_fates_on_every_machine() -> None:
@@ -174,9 +174,9 @@ def _queue(rule: LinkRule) -> LinkQueue:
     return queue
 
 
-def _sent(queue: LinkQueue, count: int, now_s: float = 1.0) -> list[bytes]:
-    arriving = [packet for number in range(count) for packet in queue.send(bytes([number]), now_s)]
-    return [packet for _, packet in sorted(arriving + queue.overdue(now_s + HOLD_S), key=lambda one: one[0])]
+def _sent(queue: LinkQueue, count: int) -> list[bytes]:
+    arriving = [packet for number in range(count) for packet in queue.send(bytes([number]), 1.0)]
+    return [packet for _, packet in sorted(arriving + queue.overdue(1.0 + HOLD_S), key=lambda one: one[0])]
 
 
 def test_reordered_packets_arrive_after_those_that_overtake_them_and_none_is_lost() -> None:

@@ -21,11 +21,11 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file that a rank has written. Raise OSError if it is not a regular file.
+    """Open a file that a rank has written; with O_CREAT, one for its user alone. Raise OSError if it is not regular.
 
     A test may have put something else in its place: a pipe would block this process, and a device has no end.
     """
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
