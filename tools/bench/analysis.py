@@ -134,10 +134,8 @@ def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
     return int(answer[1])
 
 
-def _spent(bazel: NestedBazel) -> tuple[float, int]:
-    """Return the processor seconds of the server, and its heap in MB."""
-    cpu = psutil.Process(_info(bazel, "server_pid", r"(\d+)")).cpu_times()
-    return cpu.user + cpu.system, _info(bazel, "used-heap-size-after-gc", r"(\d+)MB")
+def _heap_mb(bazel: NestedBazel) -> int:
+    return _info(bazel, "used-heap-size-after-gc", r"(\d+)MB")
 
 
 def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> None:
@@ -155,12 +153,13 @@ def take_turn(bazel: NestedBazel, contestant: str, *, calls: int) -> Turn:
     """
     bazel.run("shutdown")
     _analyse(bazel, f"//{contestant}/first/...", targets=len(BACKENDS))
-    cpu_s, heap_mb = _spent(bazel)
-    start = time.monotonic()
+    server, heap_mb = psutil.Process(_info(bazel, "server_pid", r"(\d+)")), _heap_mb(bazel)
+    # Between the two collections of the heap, whose processor time is not that of the targets.
+    before, start = server.cpu_times(), time.monotonic()
     _analyse(bazel, f"//{contestant}/rest/...", targets=calls * len(BACKENDS))
-    elapsed_s = time.monotonic() - start
-    cpu_after_s, heap_after_mb = _spent(bazel)
-    return Turn(elapsed_s, cpu_after_s - cpu_s, heap_after_mb - heap_mb)
+    elapsed_s, after = time.monotonic() - start, server.cpu_times()
+    cpu_s = after.user + after.system - before.user - before.system
+    return Turn(elapsed_s, cpu_s, _heap_mb(bazel) - heap_mb)
 
 
 def measure(bazel: NestedBazel, *, calls: int, runs: int) -> dict[str, list[Turn]]:

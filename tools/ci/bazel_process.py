@@ -59,6 +59,12 @@ def number_up_to(most: int) -> Callable[[str], int]:
     return read
 
 
+def split_targets(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split Bazel's arguments before a `--`. Our options go between: of several such ones Bazel takes the last."""
+    end = list(given).index("--") if "--" in given else len(given)
+    return list(given[:end]), list(given[end:])
+
+
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a sub-command's arguments; the description is its docstring."""
     return argparse.ArgumentParser(

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import bazel_and_workspace, command_parser, number_up_to, run_bazel
+from bazel_process import bazel_and_workspace, command_parser, number_up_to, run_bazel, split_targets
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
@@ -46,16 +46,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspace: Path, folder: Path) -> int:
     found: list[Vote] = []
+    rates: Sequence[Flake] = []
     done = 0
     events = folder / "events.json"
+    flags, targets = split_targets(given)
     while done < options.runs:
         count = min(options.batch, options.runs - done)
-        end = list(given).index("--") if "--" in given else len(given)
-        # Behind the user's flags: of several such options Bazel takes the last one.
         ours = ["--keep_going", "--flaky_test_attempts=1", "--cache_test_results=no"]
         ours += ["--noruns_per_test_detects_flakes", f"--runs_per_test={count}", f"--build_event_json_file={events}"]
         events.unlink(missing_ok=True)
-        status = run_bazel([bazel, "test", *given[:end], *ours, *given[end:]], workspace)
+        status = run_bazel([bazel, "test", *flags, *ours, *targets], workspace)
         if status not in (0, _TESTS_FAILED):
             sys.stderr.write(f"flakes: Bazel's exit status is {status}: its messages are above\n")
             return status
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspac
         # More runs tell more about a case without a failure and without a claim.
         if rates and not any(one.label == "no failure" and one.more_runs(options.rate) > 0 for one in rates):
             break
-    return _tell(measured(found), done, options.rate)
+    return _tell(rates, done, options.rate)
 
 
 def _tell(rates: Sequence[Flake], done: int, rate: float) -> int:

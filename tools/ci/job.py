@@ -28,6 +28,7 @@ from bazel_process import (
     command_parser,
     number_up_to,
     run_bazel,
+    split_targets,
 )
 from build_events import EventsError, Invocation, read_invocation
 from summary import Summary, summarise, summary_lines
@@ -59,11 +60,10 @@ def main(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str], workspace: Path, folder: Path) -> int:
     events = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), options.events) if options.events else None
     events = events or folder / "events.json"
-    end = list(given).index("--") if "--" in given else len(given)
-    flags = [argument for argument in given[:end] if argument.startswith("-")]
-    # Behind the flags: of several such options Bazel takes the last one.
-    command = [*bazel, *given[:end], f"--build_event_json_file={events.absolute()}", *given[end:]]
-    if flags == given[:end] and not given[end + 1 :]:
+    before, targets = split_targets(given)
+    flags = [argument for argument in before if argument.startswith("-")]
+    command = [*bazel, *before, f"--build_event_json_file={events.absolute()}", *targets]
+    if flags == before and not targets[1:]:
         command.append("//...")
     _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):
