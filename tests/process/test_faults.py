@@ -21,16 +21,13 @@ from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
 from tests.support.faults import ENDS, FAULTS, OTHER_ENDS, OtherEnd, one_fails
-from tests.support.worlds import alive, engine_for, run
+from tests.support.worlds import alive, engine_for, run, to_the_deadline
 
 _STACKS = {"sleep": "in wait", "loop with GIL": "in _loop_with_gil", "stop": "T (stopped)"}
 # Of random cases: few, for every run; a stress run sets a thousand.
 _CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "12"))
 # Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = int(os.environ.get("TEST_RANDOM_SEED", "1"))
-# Limits in seconds, one after the other, of a case that must reach its deadline: a busy machine may reach the first one
-# before all ranks are where they stay.
-_DEADLINES_S = (1.5, 12.0, 96.0)
 _ENDS = {**{fault: OtherEnd(end.cause, is_culprit=True) for fault, end in ENDS.items()}, **OTHER_ENDS}
 _SLOW = sorted(fault for fault, end in _ENDS.items() if end.is_slow)
 
@@ -42,22 +39,16 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def _run(
-    engine: Engine, fault: str, rank: int, peers: str = "collective", timeout_s: float = 60.0, world_size: int = 4
-) -> CaseResult:
-    return run(
-        engine,
-        "one fails",
-        world_size=world_size,
-        timeout_s=timeout_s,
-        arguments={"fault": fault, "rank": rank, "peers": peers},
-    )
+def _run(engine: Engine, fault: str, rank: int, peers: str = "collective") -> CaseResult:
+    return run(engine, "one fails", arguments={"fault": fault, "rank": rank, "peers": peers})
 
 
-def _runs(engine: Engine, fault: str, rank: int, peers: str, world_size: int = 4) -> Iterator[CaseResult]:
-    """Yield the results with each of the limits; a caller stops at one that is right."""
-    for timeout_s in _DEADLINES_S if _ENDS[fault].is_slow else (60.0,):
-        yield _run(engine, fault, rank, peers, timeout_s, world_size)
+def _runs(engine: Engine, fault: str, rank: int, peers: str, size: int = 4) -> Iterator[CaseResult]:
+    arguments = {"fault": fault, "rank": rank, "peers": peers}
+    if _ENDS[fault].is_slow:
+        yield from to_the_deadline(engine, "one fails", world_size=size, arguments=arguments)
+    else:
+        yield run(engine, "one fails", world_size=size, arguments=arguments)
 
 
 # Rank 0 serves the store.
@@ -108,7 +99,7 @@ def test_rank_that_does_not_end(engine: Engine, fault: str, rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_rank_that_waits_for_a_message_that_is_never_sent_fails(engine: Engine, rank: int) -> None:
     """If this fails, a wait that can never end lasts until the limit of the case."""
-    result = _run(engine, "wait for a missing message", rank, peers="done", timeout_s=300)
+    result = _run(engine, "wait for a missing message", rank, peers="done")
     assert (Status.FAILED, Cause.HANG) == (result.verdict.status, result.verdict.cause), result
     assert result.verdict.is_proven
     assert result.outcomes[rank].kind is Kind.HUNG

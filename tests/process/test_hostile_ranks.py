@@ -20,7 +20,7 @@ from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.outcomes import Cause, Kind
 from tests.support.children import run_cases
 from tests.support.starter import Starter
-from tests.support.worlds import alive, engine_for, run
+from tests.support.worlds import alive, engine_for, run, to_the_deadline
 
 # <sys/prctl.h> and <sys/ptrace.h>
 _PR_SET_PTRACER = 0x59616D61
@@ -53,7 +53,9 @@ def engine() -> Iterator[Engine]:
 def test_rank_that_its_child_traces_is_killed_at_once(engine: Engine, tmp_path: Path) -> None:
     """If this fails, the runner waits for a rank that is dead, says that the machine has to be restarted, and goes."""
     note = tmp_path / "tracer"
-    result = run(engine, "traced", world_size=2, timeout_s=2.0, arguments={"note": str(note)})
+    for result in to_the_deadline(engine, "traced", world_size=2, arguments={"note": str(note)}):
+        if result.outcomes[1].kind is Kind.HUNG and note.exists():
+            break
     tracer, error = json.loads(note.read_text())
     if error:
         pytest.skip(f"the kernel lets no child trace its parent: {os.strerror(error)}")

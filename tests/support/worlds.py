@@ -112,6 +112,15 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
     return engine.run(Case(function, world_size, body, timeout_s, isolation, **more))
 
 
+def to_the_deadline(engine: Engine, function: str, **more: Any) -> Iterator[CaseResult]:
+    """Yield the results of a case that must reach its deadline, at longer and longer ones.
+
+    A caller stops at a right one: a busy machine may reach the first deadline before all ranks are where they stay.
+    """
+    for timeout_s in (1.5, 12.0, 96.0):
+        yield run(engine, function, timeout_s=timeout_s, **more)
+
+
 def alive(pid: int) -> bool:
     """Return whether a process exists and a thread of it still runs."""
     try:
