@@ -4,9 +4,12 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 events=$(mktemp)
 code=0
+# Steps that use a Bazel server of their own, so that they can run beside the others.
+beside=()
+lane=
 # Lines of a table: command, result, seconds, and how much of the CPUs was busy.
-rows=()
-trap 'rm -f "$events"' EXIT
+rows=$(mktemp)
+trap 'rm -f "$events" "$rows"; [[ -z $lane ]] || kill -INT -- "-$lane" 2>/dev/null' EXIT
 trap 'exit 130' INT
 
 # Simulated nodes need network namespaces, which some containers refuse.
@@ -28,9 +31,9 @@ timed() {
     local start=$SECONDS busy all result=passed
     read -r busy all < <(cpu_ticks)
     echo "ci: $*"
-    "$@" || { code=1 result=FAILED; echo "ci: FAILED: $*"; }
+    "$@" || { result=FAILED; echo "ci: FAILED: $*"; }
     read -r busy all < <(cpu_ticks | awk -v busy="$busy" -v all="$all" '{ print $1 - busy, $2 - all }')
-    rows+=("| \`${*/$events/EVENTS}\` | $result | $((SECONDS - start)) | $((100 * busy / (all + 1))) % |")
+    echo "| \`${*/$events/EVENTS}\` | $result | $((SECONDS - start)) | $((100 * busy / (all + 1))) % |" >>"$rows"
     echo "ci: $((SECONDS - start)) s, $((100 * busy / (all + 1)))% of the CPUs: $*"
 }
 
@@ -69,14 +72,35 @@ run_tests() {
     timed ./bazelw run //tools/ci -- ran-nothing "$events"
 }
 
+# Starts the steps one after the other in the background. A process group of their own lets an interrupt reach them, and
+# their last output is still printed then.
+start_lane() {
+    local name
+    set -m
+    { for name in "$@"; do "$name"; done; } 2>&1 | (trap '' INT && sed -u 's/^/beside: /') &
+    set +m
+    lane=$(jobs -p %%)
+}
+
 # Runs the named steps; all of them if no step is named.
 run_steps() {
-    local name
+    local name later=()
     for name in "$@"; do
         [[ " ${steps[*]} " == *" $name "* ]] || { echo "ci: there is no step $name; the steps are: ${steps[*]}"; exit 2; }
     done
     (($#)) || set -- "${steps[@]}"
     for name in "$@"; do
+        if [[ " ${beside[*]} " == *" $name "* ]]; then
+            later+=("$name")
+            continue
+        fi
+        ((${#later[@]})) && start_lane "${later[@]}" && later=()
         "$name"
     done
+    for name in "${later[@]}"; do
+        "$name"
+    done
+    wait
+    lane=
+    ! grep -q '| FAILED |' "$rows" || code=1
 }
