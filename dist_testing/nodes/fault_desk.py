@@ -28,7 +28,7 @@ from dist_testing.nodes.faults import (
     SignalFault,
     refused,
 )
-from dist_testing.nodes.planned import plan_of
+from dist_testing.nodes.planned import PlannedFault, plan_of
 
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -67,6 +67,8 @@ class FaultDesk(WorldWatcher):
         """Forget the faults of the last case."""
         self._start = start
         self._plan = deque(plan_of(start.case))
+        # Of which a part has begun.
+        self._planned: PlannedFault | None = None
         self._plan_s = math.inf
         self._pending: list[_Pending] = []
         self._refused: list[str] = []
@@ -85,12 +87,10 @@ class FaultDesk(WorldWatcher):
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Fail a case whose planned faults did not happen; name the faults of one that has failed."""
-        missed = list(self._refused)
-        if self._is_in_plan():
-            missed.append("the case ended during a fault")
-        missed += [
-            f"{planned}: the case ended before" for planned in dict.fromkeys(part.planned for part in self._plan)
-        ]
+        unfinished = [self._planned] if self._is_in_plan() else []
+        unfinished += [part.planned for part in self._plan]
+        ended = {planned: "during it" if planned == self._planned else "before" for planned in unfinished}
+        missed = [*self._refused, *(f"{planned}: the case ended {when}" for planned, when in ended.items())]
         if result.verdict.status is Status.PASSED and missed:
             reason = f"planned faults did not happen: {'; '.join(missed)}"
             result = dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.FAILURE, reason))
@@ -134,7 +134,8 @@ class FaultDesk(WorldWatcher):
         if self._plan_s == math.inf and all(record.has_begun_test for record in self._records):
             self._plan_s = now_s
         if self._plan and not self._is_in_plan() and now_s >= self._plan_s + self._plan[0].planned.after_s:
-            self._begin(None, self._plan.popleft().request, now_s)
+            self._planned, request = self._plan.popleft()
+            self._begin(None, request, now_s)
 
     def on_answer(self, payload: str) -> None:
         """Answer the request that the place of the world has carried out; or all, if it cannot carry out any."""

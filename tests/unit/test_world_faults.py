@@ -209,3 +209,18 @@ def test_a_fault_of_the_network_that_nothing_carries_out_is_refused() -> None:
     # It tells without an order, too.
     desk.on_answer(LINK_ANSWERS.to_wire(LinksChanged(text)).decode())
     assert desk.explain(result_of([RankOutcome(0, Kind.PASSED)])).notes[-1] == text.replace("\n", " ")
+
+
+@pytest.mark.parametrize("is_first_part_done", [False, True])
+def test_a_planned_fault_of_two_parts_is_told_once(is_first_part_done: bool) -> None:
+    """If this fails, a node whose cable was cut before the case ended counts twice, or as untouched."""
+    records = [mock.MagicMock(rank=rank, has_begun_test=True, has_ended=False) for rank in range(4)]
+    desk = FaultDesk(mock.Mock(records=records, is_running=True))
+    desk.begin_case(CaseStart(_case("node_down(1)", "heal()"), 0.0, keeps_ranks=False))
+    for now_s in (0.0, 1.0):
+        desk.poll(now_s)
+    if is_first_part_done:
+        desk.on_answer(LINK_ANSWERS.to_wire(LinksChanged("")).decode())
+    verdict = desk.explain(result_of([RankOutcome(0, Kind.PASSED)])).verdict
+    told = "node_down(1) after 1 s: the case ended during it; heal() after 1 s: the case ended before"
+    assert verdict.reason == f"planned faults did not happen: {told}"
