@@ -234,7 +234,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     settings: dict[str, dict[str, Any]] = {
         "cwd": {"working directory": os.getcwd()},
         "umask": {"umask": f"{current_umask():#o}"},
-        "sys.path": {"sys.path": [entry for entry in sys.path if not entry.endswith(_ADDED_BY_SETUPTOOLS)]},
+        "sys.path": {"sys.path": [entry for entry in sys.path if not str(entry).endswith(_ADDED_BY_SETUPTOOLS)]},
         "logging": {"logging.disable": logging.root.manager.disable},
         "torch": {},
     }

@@ -119,9 +119,10 @@ def _channel() -> socket.socket:
     if process is None or process.poll() is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The host finds what this process finds, also where that is not the interpreter's own path.
+        here = [entry for entry in sys.path if isinstance(entry, str)]
         code = (
-            f"import sys; own = sys.path[:]; sys.path += {sys.path!r}; from dist_testing.adopt import launch_host; "
-            f"launch_host.main({theirs.fileno()}, {_preloaded!r}, own)"
+            f"import sys; own = sys.path[:]; sys.path[:] = [*filter(None, own), *{here!r}]; "
+            f"from dist_testing.adopt import launch_host; launch_host.main({theirs.fileno()}, {_preloaded!r}, own)"
         )
         with theirs:
             _host["process"] = _original(

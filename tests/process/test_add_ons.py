@@ -64,6 +64,8 @@ _PARTS = """
 
         def begin_case(self, start):
             self.answer = start.case.settings.get("answers")
+            if self.answer == "break":
+                raise RuntimeError("planted in begin_case")
 
         def on_message(self, rank, payload):
             breaks("message")
@@ -172,6 +174,25 @@ def test_a_part_that_raises_fails_the_case_and_is_named(
     ended = _run(starter, tmp_path, BREAKS=where)
     assert ended.code != 0, ended.log
     assert f"Add-on 'answers': {said} raised RuntimeError: planted in {where}" in ended.log, ended.log
+    assert 'answers_parts.py", line ' in ended.log, ended.log
+
+
+def test_a_watcher_that_raises_at_the_begin_of_a_case_ends_its_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the ranks of the case have no deadline, and the next case fails for them."""
+    source = """
+        import threading
+        import pytest
+
+        @pytest.mark.distributed(world_size=2, answers="break")
+        def test_waits(world):
+            threading.Event().wait()
+
+        @pytest.mark.distributed(world_size=2)
+        def test_next(world): ...
+    """
+    ended = _run(starter, tmp_path, source=source)
+    assert ended.outcomes() == {"test_waits": "FAILED", "test_next": "PASSED"}, ended.log
+    assert "raised RuntimeError: planted in begin_case" in ended.failures()["test_waits"]
 
 
 def test_what_ranks_leave_in_a_resource_fails_the_case(starter: Starter, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -180,6 +181,48 @@ def test_interrupted_target_reports_its_results(
     assert "Traceback" not in child.log
     if number is signal.SIGTERM:
         assert "the runner got SIGTERM (15)" in child.log
+
+
+def test_processes_that_a_plain_test_forks_are_no_runners(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, such a server does not end by SIGTERM, or ranks outlive a killed runner as long as it runs."""
+    source = """
+        import multiprocessing
+        import os
+        import threading
+        import pytest
+        from tests.support.bell import ring
+
+        def serve():
+            ring(f"server {os.getpid()}")
+            threading.Event().wait()
+
+        def test_servers():
+            first, second = (multiprocessing.get_context("fork").Process(target=serve) for _ in range(2))
+            first.start()
+            first.terminate()
+            first.join()
+            ring(f"ended {first.exitcode}")
+            second.start()
+
+        @pytest.mark.distributed(world_size=2)
+        def test_ranks(world):
+            ring("rank")
+            threading.Event().wait()
+    """
+    write_file(tmp_path, "test_cases.py", source)
+    with Bell(tmp_path) as bell:
+        child = start_pytest(starter, tmp_path, "test_cases.py", env=bell.env)
+        heard = [line for line in bell.wait(5, child) if line != "rank"]
+        ended = [line for line in heard if line.startswith("ended")]
+        assert ended == [f"ended {-signal.SIGTERM}"], child.log
+    server = int(heard[-1].split()[1])
+    others = [pid for pid in starter.pids_left() if pid != server]
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert wait_ended(others, _GONE_LIMIT_S)
+    assert_no_folder_left(tmp_path)
+    os.kill(server, signal.SIGKILL)
+    starter.wait_nothing_left(_GONE_LIMIT_S)
 
 
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:

@@ -93,13 +93,22 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
             if world.rank == 0:
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
 
-        for function in (test_9, test_10, test_leaves_a_child):
+        @pytest.mark.distributed(timeout=1e6)
+        def test_has_a_longer_limit(world):
+            note(world, "11")
+            gloo = dist.group.WORLD._get_backend(torch.device("cpu"))
+            assert gloo.options._timeout.total_seconds() == 9e5
+
+        def test_12(world):
+            note(world, "12")
+
+        for function in (test_9, test_10, test_has_a_longer_limit, test_12, test_leaves_a_child):
             pytest.mark.distributed(world_size=2, isolation="pool")(function)
     """
     ended = run_cases(starter, tmp_path, source)
     failed = {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"}
     assert failed == {"test_raises", "test_dies", "test_hangs", "test_leaves_a_child"}, ended.log
-    assert "10 passed" in ended.log
+    assert "12 passed" in ended.log
     assert "rank 1 raised ValueError: planted" in ended.log
     assert "rank 0 exited with code 0 in call, without finishing the test" in ended.log
     hang = ended.failures()["test_hangs"]
@@ -112,7 +121,7 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
     for rank in range(2):
         assert pids[f"1-{rank}"] == pids[f"2-{rank}"], "the same process after a pass"
         assert pids[f"6-{rank}"] == pids[f"7-{rank}"]
-        assert pids[f"9-{rank}"] == pids[f"10-{rank}"]
+        assert pids[f"9-{rank}"] == pids[f"10-{rank}"] != pids[f"11-{rank}"] == pids[f"12-{rank}"]
         assert len({pids[f"{number}-{rank}"] for number in (1, 3, 4, 6, 8)}) == 5, "a new process after a failure"
         assert pids[f"4-{rank}"] != pids[f"5-{rank}"], "a new process after a skip"
         drawn = {tuple(notes[f"{number}-{rank}"][1:]) for number in (1, 2)}

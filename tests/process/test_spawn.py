@@ -21,13 +21,18 @@ _SETTINGS = """
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a spawned rank does not see the current environment, or a forked one not the runner's imports."""
     write_file(tmp_path, "settings.py", _SETTINGS)
+    # The interpreter finds its own, and Python ignores such an entry.
+    write_file(tmp_path, "types.py", "raise ImportError('planted')")
     source = """
         import os
+        import sys
         from pathlib import Path
         import pytest
         import settings
         import torch
         import torch.distributed as dist
+
+        sys.path.insert(0, Path.cwd())
 
         @pytest.fixture(scope="module", autouse=True)
         def of_the_moment():
@@ -57,6 +62,9 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             assert settings.mode == "unset"
             assert os.environ["OF_THE_MOMENT"] == "set"
 
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        def test_pooled(world): ...
+
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_fails(world):
             print(f"said by rank {world.rank}")
@@ -64,7 +72,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     """
     write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
-    ended.check(passed="test_plain test_spawned test_without_a_group test_forked", failed="test_fails")
+    ended.check(passed="test_plain test_spawned test_without_a_group test_forked test_pooled", failed="test_fails")
     assert "rank 1 raised AssertionError" in ended.log
     assert "said by rank 1" in ended.log
 
@@ -101,6 +109,36 @@ def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) 
     child = starter.start(arguments, tmp_path, fresh=True)
     assert child.wait() == 0, child.log
     assert "Ran 1 test" in child.log
+
+
+def test_a_runner_without_standard_input_starts_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, no rank of a service that has no terminal starts, or its output is lost."""
+    source = """
+        import os
+        import pytest
+
+        def says(world):
+            assert os.read(0, 1) == b""
+            print("said by rank", world.rank)
+            if world.rank == 0:
+                assert os.system("echo said by its child") == 0
+            raise ValueError("planted")
+
+        @pytest.mark.distributed(world_size=2)
+        def test_forked(world):
+            says(world)
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        def test_spawned(world):
+            says(world)
+    """
+    write_file(tmp_path, "conftest.py", "import os\nos.close(0)\n")
+    write_file(tmp_path, "test_cases.py", source)
+    ended = run_pytest(starter, tmp_path, "-rA", "-s", "test_cases.py")
+    ended.check(failed="test_forked test_spawned")
+    for told in ended.failures().values():
+        assert "raised ValueError: planted" in told
+        assert "said by rank 0\nsaid by its child\n" in told
 
 
 # Ranks have RANK before their first import.

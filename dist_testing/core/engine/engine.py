@@ -173,14 +173,15 @@ class Engine:
         is_first = world is None
         if world is None:
             world, limit_s = self._new_world(case, isolation, limit_s, taking_part)
-        events.begun_on(world, is_new=is_first)
-        world.supervisor.begin_case(
-            CaseStart(case, time.monotonic(), bool(case.pool)),
-            limit_s,
-            latest_s=math.inf if case.debug_rank is not None else self.budget.end_s,
-            body=None if is_first else case.body,
-            taking_part=taking_part,
-        )
+        with self._closing_if_over(world):
+            events.begun_on(world, is_new=is_first)
+            world.supervisor.begin_case(
+                CaseStart(case, time.monotonic(), bool(case.pool)),
+                limit_s,
+                latest_s=math.inf if case.debug_rank is not None else self.budget.end_s,
+                body=None if is_first else case.body,
+                taking_part=taking_part,
+            )
         return RunningCase(case, world, started_s, limit_s, events, taking_part)
 
     def finish(self, running: RunningCase) -> CaseResult:

@@ -24,6 +24,13 @@ def raise_on_termination() -> None:
     """Make SIGTERM raise InterruptedRunError in the main thread, unless the process already has a handler."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
+        os.register_at_fork(after_in_child=_end_by_default)
+
+
+def _end_by_default() -> None:
+    # A process that a test forks is no runner: SIGTERM ends it, also while it waits in native code.
+    if signal.getsignal(signal.SIGTERM) is _interrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ignore_termination() -> None:

@@ -54,7 +54,8 @@ class RunDirectory:
 
     def _make(self, parent: str | None) -> Path:
         """Make a folder, after removing the folders of dead runs."""
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # `parent` may be relative, and a test may change the folder.
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).absolute()
         self.all_paths.append(str(path))
         _remove_dead(path.parent)
         # Lock the file before it gets the name that other runs look for.

@@ -59,6 +59,9 @@ class RunningWorld:
         """Return whether the ranks can run a case, too."""
         if (case.pool, case.world_size) != (self.first.pool, self.first.world_size):
             return False
+        # The limit of the groups is that of the first case.
+        if case.timeout_s > self.first.timeout_s:
+            return False
         # The other settings are those of a case, and not of its ranks.
         of_worlds = [add_on.name for add_on in add_ons() if add_on.resource or add_on.place]
         return all(case.settings.get(name) == self.first.settings.get(name) for name in of_worlds)

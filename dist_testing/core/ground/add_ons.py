@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.error_text import format_error, summarise
 from dist_testing.core.ground.errors import AddOnError, DistTestingError, UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def blaming(name: str, doing: str) -> Iterator[None]:
         raise AddOnError(
             f"Add-on {name!r}: {doing} raised {summarise(error)}.\n"
             "The add-on has a bug, or was written for another version of dist_testing.\n"
-            "Update or uninstall it, and tell its authors the traceback above."
+            f"Update or uninstall it, and tell its authors this traceback:\n{format_error(error).rstrip()}"
         ) from error
 
 

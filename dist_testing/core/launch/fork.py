@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.events.event import Event, event_of
@@ -46,8 +45,6 @@ from dist_testing.core.process.refusal import refusal
 
 # Seconds for the fork server to remove its descendants; it has limits of its own.
 _CLOSE_LIMIT_S = 15.0
-# This process's ends of the connections to its fork servers.
-_connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ForkServerClient:
@@ -148,22 +145,20 @@ class ForkServerLauncher(ForkServerClient):
             if self.unclean_reasons or not run.may_fork_runner:
                 self._pid = _start_fresh(theirs, run)
             else:
+                runner_pid = os.getpid()
 
                 def start() -> int:
                     if (pid := fork()) == 0:
                         # Garbage may rely on threads that the fork does not have: a collection can crash.
                         gc.freeze()
-                        # Another fork server would not notice the end of the runner while this one has its connection.
-                        for connection in (ours, *_connections):
-                            connection.close()
-                        fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+                        ours.close()
+                        fork_server.serve(theirs, runner_pid, run.ranks, run.loader, run.directories, run.forks)
                     return pid
 
                 self._pid = in_new_thread(start) if run.keeps_state else start()
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
-        _connections.add(ours)
         super().__init__(
             ours,
             f"The fork server (pid {self._pid}), the parent of all ranks, ended before the runner was done with it.\n"

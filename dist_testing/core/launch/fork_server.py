@@ -75,9 +75,10 @@ class _World:
 
 class _ForkServer:
     def __init__(
-        self, control: socket.socket, context: RankContext, loader: Loader, on_child: _Handler, forks: int
+        self, control: socket.socket, runner: int, context: RankContext, loader: Loader, on_child: _Handler, forks: int
     ) -> None:
         self._control = control
+        self._runner = runner
         self._context = context
         self._loader = loader
         self._on_child = on_child
@@ -88,14 +89,18 @@ class _ForkServer:
         self._env = dict(os.environ)
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
+        # A process that the runner has forked may keep its end of the connection open.
+        self._poller.register(runner, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the runner closes its end of the connection for writing."""
+        """Serve until the runner has ended, or closes its end of the connection for writing."""
         while True:
             ready = self._poller.poll(self._pause_ms())
             if not ready:
                 self._work()
             for fd, _ in ready:
+                if fd == self._runner:
+                    return
                 if fd == self._control.fileno():
                     if not self._handle_order():
                         return
@@ -121,7 +126,9 @@ class _ForkServer:
     def is_orphaned(self) -> bool:
         """Return whether the runner has ended without waiting for this process."""
         control = self._control.fileno()
-        return any(fd == control and event & select.POLLHUP for fd, event in self._poller.poll(0))
+        return any(
+            fd == self._runner or (fd == control and event & select.POLLHUP) for fd, event in self._poller.poll(0)
+        )
 
     def _handle_order(self) -> bool:
         received = wire.receive(self._control, FORK_SERVER_ORDERS)
@@ -180,7 +187,7 @@ class _ForkServer:
                 starts = [_in_place(request.start_of(rank, fds, fork_server_pid), world.place) for rank in ranks]
                 mine = {fd for start in starts for fd in start.fds}
                 of_place = world.place.fds if world.place is not None else ()
-                for fd in [*fds, *of_place, *world.pidfds, self._control.detach()]:
+                for fd in [*fds, *of_place, *world.pidfds, self._runner, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
                 self._run_ranks(starts)
@@ -304,7 +311,12 @@ def _in_place(start: RankStart, place: WorldPlace | None) -> RankStart:
 
 
 def serve(
-    control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str], forks: int = 0
+    control: socket.socket,
+    runner_pid: int,
+    context: RankContext,
+    loader: Loader,
+    run_directories: Sequence[str],
+    forks: int = 0,
 ) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
@@ -333,7 +345,7 @@ def serve(
         # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()
         collector.resume()
-        server = _ForkServer(control, context, loader, on_child, forks)
+        server = _ForkServer(control, os.pidfd_open(runner_pid), context, loader, on_child, forks)
         # The runner may end while it gets a message.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
@@ -368,7 +380,10 @@ def main(text: str) -> NoReturn:
     loader = order.loader
     collector.pause()
     try:
-        load_tests(loader, lambda context: serve(control, context, loader, order.run_directories, order.forks))
+        load_tests(
+            loader,
+            lambda context: serve(control, order.runner_pid, context, loader, order.run_directories, order.forks),
+        )
     except BaseException as error:
         wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
     finally:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from dist_testing.core.ground.error_text import format_error
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.process.launcher_messages import (
     FRESH_PROGRAMS,
@@ -43,9 +44,11 @@ from dist_testing.core.rank.capture import own_streams, redirect_output
 # Takes the rank context, and runs the program. Never returns.
 ThenBe = Callable[[RankContext], NoReturn]
 
-# `sys.path` comes first, because it may be the only way to this package.
+# `sys.path` comes first, because it may be the only way to this package. `python -c` also finds modules in the current
+# folder, whose types.py may be the user's.
 _CODE = (
-    "import importlib, json, os, sys; "
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import importlib, json, os; "
     "given = json.load(os.fdopen(int(sys.argv[1]))); "
     "sys.path[:] = given['sys_path']; "
     "importlib.import_module(given['program']).main(given['order'])"
@@ -77,8 +80,10 @@ def interpreter(program: str, text: str) -> tuple[list[str], int]:
     """Return the same for a program whose order is any text, such as one of an add-on."""
     descriptor = os.memfd_create("dist-testing-fresh", 0)
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        # No schema: the interpreter reads this part before it can import this library.
-        json.dump({"program": program, "order": text, "sys_path": sys.path}, file)
+        # No schema: the interpreter reads this part before it can import this library. Python ignores an entry that is
+        # no string, such as a pathlib.Path.
+        sys_path = [entry for entry in sys.path if isinstance(entry, str)]
+        json.dump({"program": program, "order": text, "sys_path": sys_path}, file)
     os.lseek(descriptor, 0, os.SEEK_SET)
     # multiprocessing uses the same function to pass on the flags of the interpreter.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -109,8 +114,9 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
             os.set_inheritable(fd, True)
         # Complete from the start: some libraries read their variables when they are imported.
         os.execve(arguments[0], arguments, {**world_env(request.env, request.layout, request.store_port), **rank_env})
-    except OSError as error:
-        text = f"Rank {start.rank} cannot become a fresh interpreter: {refusal(error)}"
+    except Exception as error:
+        why = refusal(error) if isinstance(error, OSError) else format_error(error)
+        text = f"Rank {start.rank} cannot become a fresh interpreter: {why}"
         rank_reporter(start, socket.socket(fileno=start.channel_fd)).never_started(LaunchError(text))
     finally:
         os._exit(FAILED_EXIT_CODE)
@@ -122,8 +128,8 @@ def main(text: str) -> NoReturn:
     assert isinstance(order, FreshRank)
     start = order.start
     # The output of imports belongs to the rank, too.
-    own_streams()
     redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
+    own_streams()
     die_with_parent(start.fork_server_pid)
     for fd in start.fds:
         os.set_inheritable(fd, False)

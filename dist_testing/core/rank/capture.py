@@ -38,9 +38,9 @@ def own_streams() -> None:
 
 def redirect_output(path: str) -> None:
     """Point descriptors 1 and 2 at the file `path`, and descriptor 0 at the null device."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     for fd in (log, nothing):
