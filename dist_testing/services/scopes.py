@@ -36,6 +36,8 @@ class Shared:
 
 
 _shared: list[Shared] = []
+# Node id of the test that pytest runs in this process; "" without pytest. A case of a unittest class has another name.
+running_item = ""
 
 
 def key_of(test: str, scope: Scope) -> str:

@@ -472,6 +472,38 @@ def test_session(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> 
     assert "Service broken: it ended with exit code 3 before it was healthy." in ended.log
 
 
+_CLASSES = """
+    import functools
+    import re
+    import dist_testing
+    from dist_testing.services import Service
+
+    code = "import subprocess as s; p = s.Popen(['sleep', '994'], start_new_session=True); print('ready'); p.wait()"
+    leaky = functools.partial(Service, ["{python}", "-c", code], healthy=re.compile("ready"))
+    of_class = leaky("of_class", scope="class")
+    of_module = leaky("of_module", scope="module")
+    fixture = of_module.fixture()
+
+    class TestA(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        services = [of_class, of_module]
+
+        def test_a(self): ...
+
+    class TestB(TestA):
+        services = [of_class]
+
+    def test_last(fixture): ...
+"""
+
+
+def test_scopes_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class meets the server of the class before it, and a run that must fail passes."""
+    ended = run_cases(starter, tmp_path, _CLASSES)
+    told = re.findall(r"^test_cases.py::(\S+): the service (\w+) has left processes behind", ended.log, re.MULTILINE)
+    assert told == [("TestA::test_a", "of_class"), ("TestB::test_a", "of_class"), ("test_last", "of_module")], ended.log
+
+
 _WRONG = {
     "services='server'": "services = 'server'; expected a Service, or a list of them.",
     "services=[]": "services = []; expected a Service, or a list of them.",
