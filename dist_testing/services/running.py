@@ -287,7 +287,7 @@ class Running(Address):
         output = self.output()
         announces = self.definition.announces
         found = re.search(announces, output) if announces and not self.port else None
-        if found is not None and re.fullmatch("[0-9]{1,5}", found[1] or ""):
+        if found is not None and re.fullmatch("[0-9]{1,5}", found[1] or "") and int(found[1]) < 1 << 16:
             self.port = int(found[1])
         return unhealthy_reason(self.definition, self, output)
 

@@ -181,6 +181,12 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
         ),
         (
+            _script(
+                "import time; print('port 65536', flush=True); time.sleep(99)", announces="port (.+)", timeout=0.5
+            ),
+            "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
+        ),
+        (
             _script("import time; print('slow', flush=True); time.sleep(999)", timeout=0.5),
             "it was not healthy within 0.5 s: its output does not contain 'ready'.",
         ),
@@ -189,7 +195,7 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             "it was not healthy within 1 s: GET /missing: 404 File not found.",
         ),
     ],
-    ids=["program", "permission", "folder", "exit", "crash", "no port", "slow", "404"],
+    ids=["program", "permission", "folder", "exit", "crash", "no port", "high port", "slow", "404"],
 )
 def test_service_that_does_not_get_healthy(service: Service, said: str) -> None:
     """If this fails, a server that cannot start is a timeout of the test, without a reason."""
