@@ -99,7 +99,7 @@ class Definition:
             (
                 "healthy",
                 self.healthy is None or _is_health(self.healthy),
-                'a path, "tcp", re.compile(...) or a function',
+                'a path in ASCII without spaces, "tcp", re.compile(...) of a text, or a function',
             ),
             ("announces", not self.announces or is_group, "a regular expression with one group, for the port"),
             ("fixed_port", type(self.fixed_port) is int and 0 <= self.fixed_port < 1 << 16, "a number from 0 to 65535"),
@@ -209,7 +209,9 @@ def _name_of(command: Sequence[str] | Callable[..., object]) -> str:
 
 
 def _is_health(value: object) -> bool:
-    return callable(value) or isinstance(value, re.Pattern) or value == TCP or str(value).startswith("/")
+    if isinstance(value, re.Pattern):
+        return isinstance(value.pattern, str)
+    return callable(value) or value == TCP or re.fullmatch("/[!-~]*", str(value)) is not None
 
 
 def _groups_of(expression: object) -> int:

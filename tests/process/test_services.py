@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import select
@@ -194,8 +195,12 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             Service(_HTTP, healthy="/missing", timeout=1.0),
             "it was not healthy within 1 s: GET /missing: 404 File not found.",
         ),
+        (
+            _script(_STAYS, healthy=lambda running: json.loads("")),
+            "its health check raised JSONDecodeError: Expecting value: line 1 column 1 (char 0).",
+        ),
     ],
-    ids=["program", "permission", "folder", "exit", "crash", "no port", "high port", "slow", "404"],
+    ids=["program", "permission", "folder", "exit", "crash", "no port", "high port", "slow", "404", "health"],
 )
 def test_service_that_does_not_get_healthy(service: Service, said: str) -> None:
     """If this fails, a server that cannot start is a timeout of the test, without a reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ def _with_default(fd: int, model: str = "tiny") -> None:
         ({"command": ["a"], "healthy": "/"}, "healthy = '/' without a port"),
         ({"command": ["a", "{port}"], "healthy": "health"}, "healthy = 'health'; expected a path"),
         ({"command": ["a", "{port}"], "healthy": 3}, "healthy = 3; expected a path"),
+        ({"command": ["a", "{port}"], "healthy": "/gesünd"}, "healthy = '/gesünd'; expected a path in ASCII"),
+        ({"command": ["a"], "healthy": re.compile(b"up")}, "expected a path"),
         ({"command": ["a", "{port}"], "announces": "port (.*)"}, "and the command takes {port}"),
         ({"command": ["a"], "announces": "port"}, "announces = 'port'; expected a regular expression with one group"),
         ({"command": ["a"], "announces": "("}, "announces = '('; expected a regular expression with one group"),
