@@ -156,7 +156,7 @@ class Definition:
         order = {
             # The main module of a program must not run as such in the interpreter of the service.
             "module": "__mp_main__" if module == "__main__" else module,
-            "file": inspect.getsourcefile(function),
+            "file": inspect.getsourcefile(inspect.unwrap(function)),
             "name": function.__qualname__,
             "takes": _parameters(function),
         }

@@ -100,22 +100,25 @@ def test_server_of_a_function() -> None:
         assert _read(http.url) == f"{http.pid} hello"
 
 
-def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path) -> None:
-    """pytest imports test files so with `--import-mode=importlib`."""
+@pytest.mark.parametrize("name", ["no_package.elsewhere", "json.tool"])
+def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path, name: str) -> None:
+    """pytest imports test files so with `--import-mode=importlib`, and several conftest.py by one name."""
     source = """
+            import functools
             import signal
 
+            @functools.cache
             def serve():
                 print(__name__, "is ready", flush=True)
                 signal.pause()
     """
     write_file(tmp_path, "elsewhere.py", source)
-    spec = importlib.util.spec_from_file_location("no_package.elsewhere", tmp_path / "elsewhere.py")
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "elsewhere.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with Service(module.serve, healthy=re.compile("no_package.elsewhere is ready")) as running:
+    with Service(module.serve, healthy=re.compile(f"{name} is ready")) as running:
         assert "Traceback" not in running.output()
 
 
@@ -182,9 +185,7 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
         ),
         (
-            _script(
-                "import time; print('port 65536', flush=True); time.sleep(99)", announces="port (.+)", timeout=0.5
-            ),
+            _script("import time; print('port 65536', flush=True); time.sleep(99)", announces="port (.+)", timeout=0.5),
             "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
         ),
         (
