@@ -94,6 +94,8 @@ class HeldServices(HeldResource):
         """Have one running."""
         wish = self._wish
         test = wish.case.name if "::" in wish.case.name else scopes.running_item or wish.case.name
+        if "::" not in test:
+            scopes.follow_unittest(test)
         # A world of its own, also if the test runs again.
         key = str(wish.directory) if service.scope == "function" else key_of(test, service.scope)
         shared = share(service, key, wish.log_line, may_start=wish.limit_s > 0)

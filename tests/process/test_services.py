@@ -514,6 +514,10 @@ def test_scopes_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
     ended = run_cases(starter, tmp_path, _CLASSES)
     told = re.findall(r"^test_cases.py::(\S+): the service (\w+) has left processes behind", ended.log, re.MULTILINE)
     assert told == [("TestA::test_a", "of_class"), ("TestB::test_a", "of_class"), ("test_last", "of_module")], ended.log
+    plain = starter.start(["-m", "unittest", "test_cases"], tmp_path)
+    assert plain.wait() == 1, plain.log
+    told = re.findall(r"the service (\w+) has left", plain.log.partition("ERROR: tearDownModule (test_cases)")[2])
+    assert told == ["of_class", "of_module", "of_class"], plain.log
 
 
 _WRONG = {
