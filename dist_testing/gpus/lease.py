@@ -156,6 +156,13 @@ def _holder(pid: int) -> str:
             return f"process {pid} ({entry.partition(b'=')[2].decode(errors='replace')})"
     if command := command_of(pid):
         return f"process {pid} ({command[:_COMMAND_CHARS]})"
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        # A machine can hide what other users run (hidepid of /proc).
+        return f"process {pid} (of another user)"
+    except ProcessLookupError:
+        pass
     return f"process {pid} (it has ended; a process that it started still has the lease)"
 
 

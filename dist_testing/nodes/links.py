@@ -107,6 +107,7 @@ class LinkQueue:
         """Set a new rule. The next packet has number 0 again."""
         self.rule = rule
         self._number = 0
+        self._free_s = 0.0
         self._held = [(-1, late_s, delay_us, packet) for _, late_s, delay_us, packet in self._held]
 
     @property

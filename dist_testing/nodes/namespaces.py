@@ -223,6 +223,10 @@ def _separate() -> int | None:
     uid, gid = os.getuid(), os.getgid()
     with contextlib.suppress(OSError):
         _call(_libc.unshare, _CLONE_NEWNET)
+        # CAP_SYS_ADMIN alone can make it, and not change it; and faults need packet sockets.
+        with Netlink() as own:
+            own.switch_on("lo")
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()
         return None
     _call(_libc.unshare, _CLONE_NEWUSER | _CLONE_NEWNET, making="a user namespace")
     # The user keeps the own number: a rank sees the same owners of files as the runner.

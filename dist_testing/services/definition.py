@@ -99,7 +99,7 @@ class Definition:
             (
                 "healthy",
                 self.healthy is None or _is_health(self.healthy),
-                'a path, "tcp", re.compile(...) or a function',
+                'a path in ASCII without spaces, "tcp", re.compile(...) of a text, or a function',
             ),
             ("announces", not self.announces or is_group, "a regular expression with one group, for the port"),
             ("fixed_port", type(self.fixed_port) is int and 0 <= self.fixed_port < 1 << 16, "a number from 0 to 65535"),
@@ -141,11 +141,7 @@ class Definition:
     @property
     def opens(self) -> Opens:
         """Who opens the port."""
-        parts = _parameters(self.command) if callable(self.command) else self.command
-        found: list[Opens] = [
-            kind for kind in ("port", "fd") if any(kind == part or f"{{{kind}}}" in part for part in parts)
-        ]
-        return found[0] if found else ""
+        return next(iter(self._opened_by()), "")
 
     def prepared(self) -> tuple[list[str], list[int]]:
         """Return the command with placeholders of the port only, and descriptors that it inherits, for the caller."""
@@ -156,7 +152,7 @@ class Definition:
         order = {
             # The main module of a program must not run as such in the interpreter of the service.
             "module": "__mp_main__" if module == "__main__" else module,
-            "file": inspect.getsourcefile(function),
+            "file": inspect.getsourcefile(inspect.unwrap(function)),
             "name": function.__qualname__,
             "takes": _parameters(function),
         }
@@ -168,13 +164,20 @@ class Definition:
         cause = cause or "An argument of a service has a value that cannot be used."
         return UsageError(f"Service {self.name}: {what}.\n{cause}\n{way_out}")
 
+    def _opened_by(self) -> list[Opens]:
+        """Return the placeholders of the command, or the parameters of the function."""
+        if callable(command := self.command):
+            return [kind for kind in ("port", "fd") if kind in _parameters(command)]
+        return [kind for kind in ("port", "fd") if any(f"{{{kind}}}" in part for part in command)]
+
     def _check_command(self) -> None:
         command: Any = self.command
         if callable(command):
-            if "<" in getattr(command, "__qualname__", "<") or not hasattr(command, "__module__"):
+            is_of_instance = inspect.ismethod(command) and not isinstance(command.__self__, type)
+            if is_of_instance or "<" in getattr(command, "__qualname__", "<") or not hasattr(command, "__module__"):
                 raise self.wrong(
                     f"command = {command!r:.200}, which is no function of a module",
-                    "A fresh interpreter has to find the function by its name; a lambda or an inner function has none.",
+                    "A fresh interpreter finds it by its name; a lambda, an inner function or a method has none.",
                     "Define it at the top level of a module.",
                 )
             if unknown := [name for name in _parameters(command) if name not in ("port", "fd")]:
@@ -188,7 +191,7 @@ class Definition:
                 f"command = {command!r:.200}; expected a list of texts, or a function",
                 "No shell reads the command, so each argument is a text of its own.",
             )
-        if self.opens == "port" and not callable(command) and any("{fd}" in part for part in command):
+        if len(self._opened_by()) > 1:
             raise self.wrong(
                 "the command takes {port} and {fd}", "The service, or the runner, opens the port.", "Leave one out."
             )
@@ -209,7 +212,9 @@ def _name_of(command: Sequence[str] | Callable[..., object]) -> str:
 
 
 def _is_health(value: object) -> bool:
-    return callable(value) or isinstance(value, re.Pattern) or value == TCP or str(value).startswith("/")
+    if isinstance(value, re.Pattern):
+        return isinstance(value.pattern, str)
+    return callable(value) or value == TCP or re.fullmatch("/[!-~]*", str(value)) is not None
 
 
 def _groups_of(expression: object) -> int:

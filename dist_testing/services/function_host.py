@@ -20,7 +20,10 @@ def main(text: str) -> None:
     except ModuleNotFoundError as error:
         if not f"{given['module']}.".startswith(f"{error.name}."):
             raise
-        # pytest can import files that no path leads to; and the main module of a program has another name.
+        module = None
+    # pytest can import files that no path leads to, or several with one name, as conftest.py; and the main module of a
+    # program has another name.
+    if module is None or given["file"] not in (None, module.__file__):
         spec = importlib.util.spec_from_file_location(given["module"], given["file"])
         assert spec is not None
         assert spec.loader is not None

@@ -20,6 +20,7 @@ from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import GOOD, Cause, Kind, Status, Verdict
 from dist_testing.core.ground.spec import Spec
+from dist_testing.services import scopes
 from dist_testing.services.scopes import Shared, end, key_of, share
 from dist_testing.services.service import VARIABLE, Service
 
@@ -92,8 +93,11 @@ class HeldServices(HeldResource):
     def add(self, service: Service) -> None:
         """Have one running."""
         wish = self._wish
+        test = wish.case.name if "::" in wish.case.name else scopes.running_item or wish.case.name
+        if "::" not in test:
+            scopes.follow_unittest(test)
         # A world of its own, also if the test runs again.
-        key = str(wish.directory) if service.scope == "function" else key_of(wish.case.name, service.scope)
+        key = str(wish.directory) if service.scope == "function" else key_of(test, service.scope)
         shared = share(service, key, wish.log_line, may_start=wish.limit_s > 0)
         self._services.append(shared)
         addresses = {one.running.definition.name: [one.running.port, one.running.pid] for one in self._services}

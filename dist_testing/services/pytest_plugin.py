@@ -11,6 +11,7 @@ from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.pytest.options import register_plugin
 from dist_testing.core.pytest.pytest_rank import current_world
+from dist_testing.services import scopes
 from dist_testing.services.definition import Address, Definition
 from dist_testing.services.running import Running
 from dist_testing.services.scopes import Shared, end_after, end_all, ended_before, ended_in, share, shared_by
@@ -51,7 +52,8 @@ def fixture_of(definition: Definition, entered: list[Running], address: Callable
 class _Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Fail a test whose service has ended before it."""
+        """Note the test. Fail one whose service has ended before it."""
+        scopes.running_item = item.nodeid
         for shared in _used_by(item):
             if text := ended_before(shared):
                 pytest.fail(f"{item.nodeid}: {text}", pytrace=False)

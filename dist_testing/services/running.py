@@ -287,9 +287,16 @@ class Running(Address):
         output = self.output()
         announces = self.definition.announces
         found = re.search(announces, output) if announces and not self.port else None
-        if found is not None and re.fullmatch("[0-9]{1,5}", found[1] or ""):
+        if found is not None and re.fullmatch("[0-9]{1,5}", found[1] or "") and int(found[1]) < 1 << 16:
             self.port = int(found[1])
-        return unhealthy_reason(self.definition, self, output)
+        try:
+            return unhealthy_reason(self.definition, self, output)
+        except Exception as error:
+            raise self._error(
+                f"its health check raised {summarise(error)}",
+                "It has a bug, or met a service that is not ready; only an OSError or a false result says that.",
+                "Correct it, or let it return False there.",
+            ) from error
 
     def _error(self, what: str, cause: str, way_out: str) -> ServiceError:
         return ServiceError(f"Service {self.definition.name}: {what}.\n{cause}\n{way_out}\n{self.tail()}")

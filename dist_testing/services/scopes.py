@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,10 @@ class Shared:
 
 
 _shared: list[Shared] = []
+# Node id of the test that pytest runs in this process; "" without pytest. A case of a unittest class has another name.
+running_item = ""
+# What was wrong with services before the module of plain unittest has ended.
+_wrong: list[str] = []
 
 
 def key_of(test: str, scope: Scope) -> str:
@@ -116,6 +121,21 @@ def end_after(test: str, next_test: str | None) -> list[str]:
     return [text for shared in over if not shared.users for text in end(shared)]
 
 
+def follow_unittest(test: str) -> None:
+    """Stop the services that a test of plain unittest does not share. What was wrong is an error after its module."""
+    # Add-ons do not learn of the end of a class.
+    _wrong.extend(text for one in list(_shared) if not (one.users or one.is_for(test)) for text in end(one))
+    unittest.addModuleCleanup(_end_module)
+
+
+def _end_module() -> None:
+    over = [one for one in _shared if one.running.definition.scope != "session"]
+    problems = [*_wrong, *(text for one in over for text in end(one))]
+    _wrong.clear()
+    if problems:
+        raise ServiceError(f"{'; '.join(problems)}.")
+
+
 def end_all() -> list[str]:
     """Stop what is left, because the run has ended early; return what is wrong."""
     return [text for shared in list(_shared) for text in end(shared)]
@@ -123,6 +143,6 @@ def end_all() -> list[str]:
 
 @atexit.register
 def _end_at_exit() -> None:
-    # Of unittest, which has no end of a module, and of a session of pytest that was cut off.
-    for text in end_all():
+    # Of scope "session" under plain unittest, and of a run that was cut off.
+    for text in [*_wrong, *end_all()]:
         print(f"dist_testing: {text}", file=sys.stderr, flush=True)

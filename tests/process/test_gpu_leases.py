@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -227,6 +228,20 @@ def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, 
     assert "leased by a process that cannot be seen from here (another PID namespace" in first, inside
     assert "free: not leased" in rest
     assert "GPU 0: a process that cannot be seen from here" in inside.stderr
+
+
+def test_a_hidden_holder_of_another_user_is_told_as_such() -> None:
+    """If this fails, a user of a machine with hidepid reads that the process has ended, and looks for another one."""
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    hidden = ["unshare", "--pid", "--fork", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c"]
+    leave = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+    if shutil.which("unshare") is None or subprocess.run([*hidden, leave], check=False, timeout=60).returncode:
+        pytest.skip("only where root may mount /proc and become another user")
+    load = "import subprocess; from dist_testing.gpus.lease import _holder"
+    script = f"{load}; pid = subprocess.Popen(['sleep', '999']).pid; {leave}; print(_holder(pid))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.check_output([*hidden, script], text=True, timeout=_LIMIT_S, env=env)
+    assert re.fullmatch(r"process \d+ \(of another user\)\n", told)
 
 
 def test_a_foreign_lock_counts_as_a_lease(pool: tuple[Gpu, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import select
@@ -99,22 +100,25 @@ def test_server_of_a_function() -> None:
         assert _read(http.url) == f"{http.pid} hello"
 
 
-def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path) -> None:
-    """pytest imports test files so with `--import-mode=importlib`."""
+@pytest.mark.parametrize("name", ["no_package.elsewhere", "json.tool"])
+def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path, name: str) -> None:
+    """pytest imports test files so with `--import-mode=importlib`, and several conftest.py by one name."""
     source = """
+            import functools
             import signal
 
+            @functools.cache
             def serve():
                 print(__name__, "is ready", flush=True)
                 signal.pause()
     """
     write_file(tmp_path, "elsewhere.py", source)
-    spec = importlib.util.spec_from_file_location("no_package.elsewhere", tmp_path / "elsewhere.py")
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "elsewhere.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with Service(module.serve, healthy=re.compile("no_package.elsewhere is ready")) as running:
+    with Service(module.serve, healthy=re.compile(f"{name} is ready")) as running:
         assert "Traceback" not in running.output()
 
 
@@ -181,6 +185,10 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
         ),
         (
+            _script("import time; print('port 65536', flush=True); time.sleep(99)", announces="port (.+)", timeout=0.5),
+            "it was not healthy within 0.5 s: its output does not announce a port by 'port (.+)'.",
+        ),
+        (
             _script("import time; print('slow', flush=True); time.sleep(999)", timeout=0.5),
             "it was not healthy within 0.5 s: its output does not contain 'ready'.",
         ),
@@ -188,8 +196,12 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
             Service(_HTTP, healthy="/missing", timeout=1.0),
             "it was not healthy within 1 s: GET /missing: 404 File not found.",
         ),
+        (
+            _script(_STAYS, healthy=lambda running: json.loads("")),
+            "its health check raised JSONDecodeError: Expecting value: line 1 column 1 (char 0).",
+        ),
     ],
-    ids=["program", "permission", "folder", "exit", "crash", "no port", "slow", "404"],
+    ids=["program", "permission", "folder", "exit", "crash", "no port", "high port", "slow", "404", "health"],
 )
 def test_service_that_does_not_get_healthy(service: Service, said: str) -> None:
     """If this fails, a server that cannot start is a timeout of the test, without a reason."""
@@ -470,6 +482,42 @@ def test_session(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> 
     assert "the service shared has ended with SIGKILL (9) before this test." in failures["test_after_it_on_ranks"]
     assert "test_after_it: the service shared has ended with SIGKILL (9) before this test." in ended.log
     assert "Service broken: it ended with exit code 3 before it was healthy." in ended.log
+
+
+_CLASSES = """
+    import functools
+    import re
+    import dist_testing
+    from dist_testing.services import Service
+
+    code = "import subprocess as s; p = s.Popen(['sleep', '994'], start_new_session=True); print('ready'); p.wait()"
+    leaky = functools.partial(Service, ["{python}", "-c", code], healthy=re.compile("ready"))
+    of_class = leaky("of_class", scope="class")
+    of_module = leaky("of_module", scope="module")
+    fixture = of_module.fixture()
+
+    class TestA(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        services = [of_class, of_module]
+
+        def test_a(self): ...
+
+    class TestB(TestA):
+        services = [of_class]
+
+    def test_last(fixture): ...
+"""
+
+
+def test_scopes_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class meets the server of the class before it, and a run that must fail passes."""
+    ended = run_cases(starter, tmp_path, _CLASSES)
+    told = re.findall(r"^test_cases.py::(\S+): the service (\w+) has left processes behind", ended.log, re.MULTILINE)
+    assert told == [("TestA::test_a", "of_class"), ("TestB::test_a", "of_class"), ("test_last", "of_module")], ended.log
+    plain = starter.start(["-m", "unittest", "test_cases"], tmp_path)
+    assert plain.wait() == 1, plain.log
+    told = re.findall(r"the service (\w+) has left", plain.log.partition("ERROR: tearDownModule (test_cases)")[2])
+    assert told == ["of_class", "of_module", "of_class"], plain.log
 
 
 _WRONG = {

@@ -194,13 +194,15 @@ def test_reordered_packets_arrive_after_those_that_overtake_them_and_none_is_los
 
 
 def test_a_rate_spreads_packets_and_refuses_what_no_link_could_hold() -> None:
-    """If this fails, a slow link is a fast one, or a flood fills the memory."""
+    """If this fails, a slow link is a fast one, a flood fills the memory, or a link stays slow after a new rule."""
     queue = _queue(LinkRule(rate_kbit=8))
     # 8000 bits per second: a packet of 100 bytes takes 0.1 s.
     times = [queue.send(bytes(100), 0.0)[0][0] for _ in range(3)]
     assert times == pytest.approx([0.1, 0.2, 0.3])
     assert queue.send(bytes(20 * 1024 * 1024), 0.0)
     assert queue.send(b"x", 0.0) == []
+    queue.set_rule(LinkRule(rate_kbit=8000))
+    assert queue.send(bytes(100), 0.0)[0][0] == pytest.approx(0.0001)
 
 
 def test_a_new_rule_counts_from_zero_and_frees_what_was_held() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ def _with_default(fd: int, model: str = "tiny") -> None:
     raise AssertionError("no service starts here")
 
 
+def _with_both(port: int, fd: int) -> None:
+    raise AssertionError("no service starts here")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -32,13 +37,18 @@ def _with_default(fd: int, model: str = "tiny") -> None:
         ({"command": []}, "command = []; expected a list of texts"),
         ({"command": ["sleep", 3]}, "command = ['sleep', 3]; expected a list of texts"),
         ({"command": lambda: None}, "which is no function of a module"),
+        ({"command": Service(["a"]).wrong}, "which is no function of a module"),
         ({"command": _serve}, "the function takes model"),
         ({"command": ["a", "{port}", "{fd}"]}, "the command takes {port} and {fd}"),
+        ({"command": _with_both}, "the command takes {port} and {fd}"),
         ({"command": ["a", "{fd}"]}, "{fd} with healthy = None"),
         ({"command": _with_default, "healthy": "tcp"}, "{fd} with healthy = 'tcp'"),
         ({"command": ["a"], "healthy": "/"}, "healthy = '/' without a port"),
+        ({"command": ["a", "port", "fd"], "healthy": "/"}, "healthy = '/' without a port"),
         ({"command": ["a", "{port}"], "healthy": "health"}, "healthy = 'health'; expected a path"),
         ({"command": ["a", "{port}"], "healthy": 3}, "healthy = 3; expected a path"),
+        ({"command": ["a", "{port}"], "healthy": "/gesünd"}, "healthy = '/gesünd'; expected a path in ASCII"),
+        ({"command": ["a"], "healthy": re.compile(b"up")}, "expected a path"),
         ({"command": ["a", "{port}"], "announces": "port (.*)"}, "and the command takes {port}"),
         ({"command": ["a"], "announces": "port"}, "announces = 'port'; expected a regular expression with one group"),
         ({"command": ["a"], "announces": "("}, "announces = '('; expected a regular expression with one group"),

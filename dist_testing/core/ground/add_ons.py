@@ -81,7 +81,7 @@ class AddOn:
         in_session: Whether a session has `pytest_plugin`, from pytest's config, although it does not ask for it.
         pytest_plugin: What makes a plugin of pytest, or None, from the config of the session. A `UsageError` ends it.
             It is made and registered, as `dist_testing_<name>`, if the session has one of `options`, `flags`, `ini` or,
-            in its `-m`, `marks`; if a marked test has the setting; or if `in_session` says so.
+            in its `-m`, `marks`; if a test on ranks has the setting; or if `in_session` says so.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,12 @@ def checked_marker(item: pytest.Function) -> Distributed:
     return marker
 
 
-def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Register the plugin of each add-on that a marked item asks for by a setting, if the add-on has one for pytest."""
+def register_plugins(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Register the plugin of each add-on that a test on ranks asks for by a setting, if the add-on has one."""
     names = {name for item in items if is_marked(item) for name in item.stash[CASE_KEY].settings}
+    classes = {getattr(item, "cls", None) for item in items if is_multi_process(item)}
     for add_on in add_ons():
-        if add_on.name in names and add_on.pytest_plugin:
+        if add_on.pytest_plugin and (add_on.name in names or any(hasattr(cls, add_on.name) for cls in classes)):
             register_plugin(config, add_on)
 
 
