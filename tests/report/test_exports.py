@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import ledger, quarantined
-from dist_testing.report.files import SCHEMA_FILE, annotation_lines, ctrf, exported, markdown
+from dist_testing.report.files import SCHEMA_FILE, annotation_lines, ctrf, exported, markdown, write_text
 from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
@@ -49,6 +50,20 @@ def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
     for wrong in ({"schema": 3}, {"counts": None}, {"runs": [{**run, "shard": "1"}]}, {"runs": [{**run, "more": 1}]}):
         with pytest.raises(AssertionError, match=r"\$"):
             check({**content, **wrong}, schema, "$")
+
+
+def test_a_pipe_and_a_link_stay(tmp_path: Path) -> None:
+    """If it fails, `--json=/dev/stdout` of root puts a file in the place of the device, for all programs after it."""
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.touch()
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        for target in (pipe, file):
+            link = tmp_path / f"{target.name}_link"
+            link.symlink_to(target)
+            assert write_text(link, "text") == 4
+            assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
+        assert (reader.read(), file.read_bytes()) == (b"text", b"text")
 
 
 def test_hostile_times_are_still_json(tmp_path: Path) -> None:
