@@ -31,7 +31,7 @@ _MAX_BYTES = 512 << 20
 # With --keep_going Bazel gives the reason only in its output: the first line, and for an incompatible target the end.
 _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
-    r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
+    r"(?:\nDependency chain:(?:\n ++[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
 )
 
 # Length of a digest in hexadecimal -> the function that Bazel means if it gives no name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -264,6 +265,11 @@ def _cut_gzip(folder: Path) -> Path:
     return _write("cut.jsonl.gz", whole.read_bytes()[:-200])(folder)
 
 
+# Bazel's output was cut off before the last line of the chain.
+_CHAIN = (
+    "errors encountered while analyzing target '//a:a', it will not be built.\nx\nDependency chain:"
+    + "\n    //b" * 3000
+)
 _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">' for n in range(12))
 
 
@@ -277,6 +283,8 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.json", '{"id": {"testResult": 7}, "testResult": {}}\n'), "does not have Bazel's form"),
         (_write("x.json", '{"id": {"started": {}}, "started": ["many"]}\n'), "Bazel's form"),
         (_write("x.json", '{"id": {"started": {}}}\n'), "incomplete after 0 results"),
+        # A pattern that tries all ways to split the lines would never end.
+        (_write("x.json", json.dumps({"id": {"started": {}}, "progress": {"stderr": _CHAIN}})), "after 0 results"),
         (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
         (_write("x.json", ""), "neither build events"),
         (_write("x.xml", "<html></html>"), "the root element is <html>"),
