@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -82,7 +82,7 @@ class _Gathering:
                 self._add_build_events(path)
             elif kind == "stream":
                 self._add_streams([path])
-            elif kind == "xml" or path.suffix == ".xml":
+            elif kind == "xml":
                 self._add_xml(path, str(path))
             else:
                 raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
@@ -97,8 +97,12 @@ class _Gathering:
                 error = _nothing(path, f"it cannot be read: {error}")
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
 
+    def _note_unreadable(self, error: OSError) -> None:
+        with self._noting_problems(Path(error.filename)):
+            raise error
+
     def _add_folder(self, folder: Path) -> None:
-        files = list(itertools.islice(_files(folder), _MAX_FILES))
+        files = list(itertools.islice(_files(folder, self._note_unreadable), _MAX_FILES))
         if len(files) == _MAX_FILES:
             raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
         kinds = {
@@ -238,22 +242,22 @@ def label_of(path: Path) -> str:
     return f"//{'/'.join(package)}:{name}"
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[Path]:
     """Yield the files below a folder, without the links to folders below it, which may form circles."""
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in os.walk(folder, onerror=onerror):
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         yield from (Path(root, name) for name in sorted(names))
 
 
 def _kind(path: Path) -> _Kind:
     """Tell what a file holds from its beginning."""
-    try:
+    start = b""
+    # Of a file that cannot be read, or is empty, the name tells.
+    with contextlib.suppress(OSError):
         if not path.is_file():
             return "other"
         with path.open("rb") as file:
             start = file.read(_SNIFFED_BYTES)
-    except OSError:
-        return "other"
     if start.startswith(b"\x1f\x8b"):
         try:
             start = zlib.decompressobj(31).decompress(start, _SNIFFED_BYTES)
@@ -264,7 +268,7 @@ def _kind(path: Path) -> _Kind:
         return "xml"
     if _STREAM.fullmatch(path.name) or text.startswith(b'{"event"'):
         return "stream"
-    return "build events" if _BUILD_EVENT.match(text) else "other"
+    return "build events" if _BUILD_EVENT.match(text) else "xml" if path.suffix == ".xml" else "other"
 
 
 def _nothing(path: Path, why: str) -> ReportError:

@@ -265,6 +265,18 @@ def _cut_gzip(folder: Path) -> Path:
     return _write("cut.jsonl.gz", whole.read_bytes()[:-200])(folder)
 
 
+def _too_deep(folder: Path) -> Path:
+    """Make a folder that no path reaches; root may read all others."""
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir("x" * 250, dir_fd=at)
+        inside = os.open("x" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inside
+    os.close(at)
+    return folder
+
+
 # Bazel's output was cut off before the last line of the chain.
 _CHAIN = (
     "errors encountered while analyzing target '//a:a', it will not be built.\nx\nDependency chain:"
@@ -293,6 +305,7 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.xml", "<testsuite>" * 20_000 + "</testsuite>" * 20_000), ""),
         (_write("x.bin", os.urandom(1000)), "neither build events"),
         (lambda folder: folder, "has no results in it"),
+        (_too_deep, "File name too long"),
         (lambda folder: folder / "no" / "where", "there is no such file or folder"),
         (lambda folder: folder / ("x" * 5000), "cannot be read"),
     ],
