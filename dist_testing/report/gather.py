@@ -22,6 +22,8 @@ from dist_testing.report.run_files import filled_run
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
+# Folders beside the test.xml of a target, with its undeclared outputs and its earlier attempts.
+_PARTS_OF_TARGETS = ("test.outputs", "test_attempts")
 # Bazel writes the identity of an event first.
 _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The name of an event stream, and the part of a process of pytest-xdist in it.
@@ -116,7 +118,8 @@ class _Gathering:
             self._add_testlogs(folder, places)
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
-            if path.name == "test.xml" or path.parent.name == "test.outputs":
+            is_part = path.parent.name in _PARTS_OF_TARGETS and path.parent.with_name("test.xml") in kinds
+            if path.name == "test.xml" or is_part:
                 continue
             if kind == "stream":
                 streams[_WORKER.sub("", str(path))].append(path)
@@ -173,8 +176,14 @@ class _Gathering:
             xml = place / "test.xml"
             part = _PART.fullmatch(place.name)
             shard, number = (int((part and part[name]) or 1) for name in ("shard", "run"))
+            # "attempt_1.xml" and so on. The last attempt has the usual files.
+            earlier = len(list(place.glob("test_attempts/attempt_*.xml")))
+            label = label_of(xml)
+            for attempt in range(1, earlier + 1):
+                path = place / "test_attempts" / f"attempt_{attempt}.xml"
+                self._add_run(RunRecord(label, shard, number, attempt), RunFiles(path, log=path.with_suffix(".log")))
             files = RunFiles(xml, folder=place / "test.outputs", log=place / "test.log")
-            self._add_run(RunRecord(label_of(xml), shard, number), files)
+            self._add_run(RunRecord(label, shard, number, earlier + 1), files)
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))

@@ -15,7 +15,7 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.events.event import CaseRecorded, RunEnded, TestsCollected
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.build_events import read_invocation
-from dist_testing.report.facts import gpus_of
+from dist_testing.report.facts import failures, gpus_of
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
@@ -124,6 +124,19 @@ def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: boo
     # Build events name the test.log themselves.
     assert logs.get("t.bad.rank-1.log") == "output of rank 1"
     assert by_events or logs["test.log"] == "the log"
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    """If it fails, a flaky target that passed is a failure, or `ci timings` has a target that does not exist."""
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::x")], [CaseRecord("t.x", "passed")])
+    (xml.parent / "test_attempts").mkdir()
+    write_xml(xml.parent / "test_attempts" / "attempt_1.xml", "a/a", [CaseRecord("t.x", "failed", message="m")])
+    report = gather([tmp_path])
+    assert [(run.target, run.attempt) for run in report.runs] == [("//a:a", 1), ("//a:a", 2)]
+    assert [failure.recovered for failure in failures(report)] == [True]
+    # Each of its folders can be read alone.
+    for name in ("test.outputs", "test_attempts"):
+        assert list(_cases(gather([xml.parent / name]))) == ["t.x"]
 
 
 @pytest.mark.parametrize("shard", [1, 2])
