@@ -248,7 +248,10 @@ def label_of(path: Path) -> str:
         return str(path)
     start = len(parts) - parts[::-1].index("testlogs")
     *package, name = parts[start:] or ("",)
-    return f"//{'/'.join(package)}:{name}"
+    repository = ""
+    if len(package) > 1 and package[0] == "external":
+        repository, package = f"@@{package[1]}", package[2:]
+    return f"{repository}//{'/'.join(package)}:{name}"
 
 
 def _files(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[Path]:

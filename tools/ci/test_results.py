@@ -39,6 +39,7 @@ def _write_events(path: Path, *events: dict[str, object]) -> Path:
         ("pkg/sub/name", "pkg/sub/name", "//pkg/sub:name"),
         ("pkg/name/shard_1_of_2_run_2_of_3", "x", "//pkg:name"),
         ("name", "x", "//:name"),
+        ("external/other+/pkg/name", "x", "@@other+//pkg:name"),
     ],
 )
 def test_results_belong_to_their_target(tmp_path: Path, place: str, suite: str, target: str) -> None:
