@@ -19,6 +19,7 @@ from dist_testing.report.build_events import Invocation, read_invocation
 from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunFiles, RunRecord, is_label
 from dist_testing.report.result_xml import read_xml
 from dist_testing.report.run_files import filled_run
+from dist_testing.report.words import grouped
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
@@ -47,8 +48,9 @@ def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: b
     The report has no invocation if nothing could be read. `is_brief` leaves out the ranks of cases that passed.
     """
     gathering = _Gathering(disk_cache, is_brief)
-    for path in paths:
-        gathering.add(path)
+    # `events*.jsonl` names the streams of all processes of one run of pytest-xdist.
+    for group in grouped((_WORKER.sub("", str(path)), path) for path in paths).values():
+        gathering.add(group)
     return gathering.report
 
 
@@ -61,8 +63,8 @@ class _Gathering:
     _targets: list[str] = field(default_factory=list)
     _not_run: list[NotRun] = field(default_factory=list)
     _problems: list[Problem] = field(default_factory=list)
-    # Files that belong to a run already: a folder and the build events of its files may both be named.
-    _known: set[Path] = field(default_factory=set)
+    # Files that belong to a run already: a folder, a file in it, and the build events of its files may all be named.
+    _known: set[str] = field(default_factory=set)
 
     @property
     def report(self) -> Report:
@@ -74,20 +76,35 @@ class _Gathering:
             tuple(self._problems),
         )
 
-    def add(self, path: Path) -> None:
-        with self._noting_problems(path):
-            if path.is_dir():
-                self._add_folder(path)
-            elif not path.exists():
-                raise _nothing(path, "there is no such file or folder")
-            elif (kind := _kind(path)) == "build events":
-                self._add_build_events(path)
-            elif kind == "stream":
-                self._add_streams([path])
-            elif kind == "xml":
-                self._add_xml(path, str(path))
-            else:
-                raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
+    def add(self, paths: Sequence[Path]) -> None:
+        """Add files and folders. Event streams among them are of one run."""
+        streams = []
+        for path in paths:
+            with self._noting_problems(path):
+                if path.is_dir():
+                    self._add_folder(path)
+                elif not path.exists():
+                    raise _nothing(path, "there is no such file or folder")
+                elif (kind := _kind(path)) == "other":
+                    raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
+                elif not self._is_new(path):
+                    continue
+                elif kind == "build events":
+                    self._add_build_events(path)
+                elif kind == "stream":
+                    streams.append(path)
+                else:
+                    self._add_xml(path, str(path))
+        if streams:
+            with self._noting_problems(streams[0]):
+                self._add_streams(streams)
+
+    def _is_new(self, path: Path) -> bool:
+        """Return whether a file was not read before; from now on it was."""
+        place = _place(path)
+        is_new = place not in self._known
+        self._known.add(place)
+        return is_new
 
     @contextlib.contextmanager
     def _noting_problems(self, path: Path) -> Iterator[None]:
@@ -111,19 +128,19 @@ class _Gathering:
             path: _kind(path) for path in files if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
         }
         for path, kind in kinds.items():
-            if kind == "build events":
+            if kind == "build events" and self._is_new(path):
                 with self._noting_problems(path):
                     self._add_build_events(path)
-        if places := [path.parent for path in kinds if path.name == "test.xml" and path.resolve() not in self._known]:
+        if places := [path.parent for path in kinds if path.name == "test.xml" and self._is_new(path)]:
             self._add_testlogs(folder, places)
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
             is_part = path.parent.name in _PARTS_OF_TARGETS and path.parent.with_name("test.xml") in kinds
-            if path.name == "test.xml" or is_part:
+            if path.name == "test.xml" or is_part or kind not in ("stream", "xml") or not self._is_new(path):
                 continue
             if kind == "stream":
                 streams[_WORKER.sub("", str(path))].append(path)
-            elif kind == "xml" and path.resolve() not in self._known:
+            else:
                 with self._noting_problems(path):
                     self._add_xml(path, str(path.relative_to(folder)))
         for group in streams.values():
@@ -141,7 +158,7 @@ class _Gathering:
 
     def _add_build_events(self, path: Path) -> None:
         invocation = read_invocation(path, self._disk_cache)
-        self._known |= {one.files.xml.resolve() for one in invocation.attempts if one.files.xml is not None}
+        self._known |= {_place(one.files.xml) for one in invocation.attempts if one.files.xml is not None}
         self._invocations.append(invocation)
         self._targets += sorted({*invocation.summaries, *invocation.broken})
         self._not_run += _not_run(invocation)
@@ -241,7 +258,7 @@ def _without_xml(uri: str) -> str:
 
 def label_of(path: Path) -> str:
     """Return the label of the target whose test.xml lies at a path in Bazel's testlogs; else the path itself."""
-    parts = path.resolve().parent.parts
+    parts = Path(os.path.realpath(path)).parent.parts
     if parts and _PART.fullmatch(parts[-1]):
         parts = parts[:-1]
     if "testlogs" not in parts:
@@ -252,6 +269,12 @@ def label_of(path: Path) -> str:
     if len(package) > 1 and package[0] == "external":
         repository, package = f"@@{package[1]}", package[2:]
     return f"{repository}//{'/'.join(package)}:{name}"
+
+
+def _place(path: Path) -> str:
+    """Return what a file is known by. Its folder may be reached by links, as bazel-testlogs is."""
+    # Not resolved itself: equal files of two shards may be links to one file of a store.
+    return os.path.join(os.path.realpath(path.parent), path.name)
 
 
 def _files(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[Path]:

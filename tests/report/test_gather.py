@@ -82,10 +82,17 @@ def test_the_streams_of_xdist_are_one_run(tmp_path: Path) -> None:
     write_stream(tmp_path / "e.gw0.jsonl", [Case("t.py::a")], collected=2)
     write_stream(tmp_path / "e.gw1.jsonl", [Case("t.py::b")], collected=2)
     write_stream(tmp_path / "e.jsonl", [Case("t.py::a", world_size=0), Case("t.py::b", world_size=0)])
-    report = gather([tmp_path])
-    (run,) = report.runs
-    assert (sorted(_statuses(report)), run.to_come, run.is_complete) == (["t.a", "t.b"], 0, True)
-    assert [case.world_size for case in run.cases] == [2, 2]
+    # The shell names each for `e*.jsonl`. A folder and the files in it are read once.
+    for named in (
+        [tmp_path],
+        sorted(tmp_path.iterdir()),
+        [tmp_path, *tmp_path.iterdir()],
+        [*tmp_path.iterdir(), tmp_path],
+    ):
+        report = gather(named)
+        (run,) = report.runs
+        assert (sorted(_statuses(report)), run.to_come, run.is_complete) == (["t.a", "t.b"], 0, True)
+        assert [case.world_size for case in run.cases] == [2, 2]
 
 
 def _target(folder: Path, cases: list[Case], xml: list[CaseRecord], *, zipped: bool = False) -> Path:
