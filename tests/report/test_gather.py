@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zipfile
@@ -16,6 +17,8 @@ from dist_testing.core.events.event import CaseRecorded, RunEnded, TestsCollecte
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.build_events import read_invocation
 from dist_testing.report.facts import failures, gpus_of
+from dist_testing.report.files import exported
+from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
@@ -254,11 +257,13 @@ def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) ->
 
 def test_values_of_other_kinds_than_bazels_end_no_report(tmp_path: Path) -> None:
     """If it fails, a number in place of a text in damaged build events ends in a traceback, or hides all results."""
-    events = build_events([Action("//a:a", more={"testAttemptStart": 7})])
+    more = {"testAttemptStart": 7, "status": ["many"], "executionInfo": {"strategy": 7}}
+    events = build_events([Action("//a:a", more=more, identity={"configuration": {"id": {"many": 7}}})])
     started, finished = events[0]["started"], events[-1]["finished"]
     assert isinstance(started, dict)
     assert isinstance(finished, dict)
     started["startTime"], finished["finishTime"] = 7, None
+    finished["exitCode"] = {"code": "7", "name": 7}
     events += [
         {"id": {"targetCompleted": {"label": 7}}, "aborted": {"reason": "ANALYSIS_FAILURE", "description": 7}},
         {"id": {"targetCompleted": {"label": "//b:b"}}, "completed": {"failureDetail": {"message": 7}}},
@@ -268,7 +273,7 @@ def test_values_of_other_kinds_than_bazels_end_no_report(tmp_path: Path) -> None
     report = gather([write_build_events(tmp_path / "bep.json", events)])
     assert [run.target for run in report.runs] == ["//a:a", "7"]
     assert [(line.target, line.reason) for line in report.not_run] == [("//b:b", "7"), ("7", "7")]
-    assert page(report, made_wall_s=0.0)
+    assert all([page(report, made_wall_s=0.0), exported(report), list(votes(report))])
 
 
 def _write(name: str, content: bytes | str) -> Callable[[Path], Path]:
@@ -287,13 +292,15 @@ def _cut_gzip(folder: Path) -> Path:
 
 def _too_deep(folder: Path) -> Path:
     """Make a folder that no path reaches; root may read all others."""
-    at = os.open(folder, os.O_RDONLY)
-    for _ in range(17):
-        os.mkdir("x" * 250, dir_fd=at)
-        inside = os.open("x" * 250, os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = inside
-    os.close(at)
+    with contextlib.chdir(folder):
+        for _ in range(17):
+            os.mkdir("x" * 250)
+            os.chdir("x" * 250)
+    return folder
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "test.xml").symlink_to("test.xml")
     return folder
 
 
@@ -317,6 +324,7 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.json", '{"id": {"started": {}}}\n'), "incomplete after 0 results"),
         # A pattern that tries all ways to split the lines would never end.
         (_write("x.json", json.dumps({"id": {"started": {}}, "progress": {"stderr": _CHAIN}})), "after 0 results"),
+        (_write("x.json", '{"id": {"started": %s' % ("[" * 100_000)), "not a file of build events"),
         (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
         (_write("x.json", ""), "neither build events"),
         (_write("x.xml", "<html></html>"), "the root element is <html>"),
@@ -326,6 +334,7 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.bin", os.urandom(1000)), "neither build events"),
         (lambda folder: folder, "has no results in it"),
         (_too_deep, "File name too long"),
+        (_loop, "Too many levels of symbolic links"),
         (lambda folder: folder / "no" / "where", "there is no such file or folder"),
         (lambda folder: folder / ("x" * 5000), "cannot be read"),
     ],
