@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
     for line in _written(options, report, out, changed):
         print(line)
-    for line in _problem_lines(report.problems):
+    for line in _problem_lines([*report.problems, *(changed[0].unread if changed else ())]):
         sys.stderr.write(f"report: {line}\n")
     return 0
 
