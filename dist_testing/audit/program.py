@@ -14,7 +14,7 @@ from pathlib import Path
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import ReportError, UsageError
 from dist_testing.core.process.lifetime import become_subreaper, check_platform
-from dist_testing.report.words import clean
+from dist_testing.report.words import printable
 
 _WRONG_COMMAND = 2
 # As a shell tells of an interrupt.
@@ -95,7 +95,7 @@ def tell(program: str, line: str) -> None:
 def show(lines: Iterable[str]) -> None:
     """Print the lines of a result. Control characters of a suite's own texts are made visible."""
     for line in lines:
-        print(clean(line).replace("\n", " "), flush=True)
+        print(printable(line), flush=True)
 
 
 def _check_writable(path: Path) -> None:

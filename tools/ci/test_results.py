@@ -113,14 +113,15 @@ def test_a_target_ran_nothing_if_none_of_its_runs_ran_a_case(
     _write(logs / "a" / "known" / "test.xml", "//a:known", CaseRecord("c.n", "xfailed", message="known"))
     assert ran_nothing([str(logs)]) == 0
     assert capsys.readouterr().out == "0 of 3 targets ran nothing\n"
-    _write(logs / "a" / "idle" / "test.xml", "//a:idle", SKIPPED, CaseRecord("c.o", "skipped", message="no GPU"))
+    _write(logs / "a" / "idle" / "test.xml", "//a:idle", SKIPPED, CaseRecord("c.o", "skipped", message="no\nGPU"))
     _write(logs / "a" / "empty" / "test.xml", "//a:empty")
     assert ran_nothing([str(logs)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "2 of 5 targets ran nothing",
         "//a:empty: 0 case(s), none ran",
         "//a:idle: 2 case(s), none ran",
-        "    2 x no GPU",
+        "    1 x no GPU",
+        "    1 x no GPU",
     ]
 
 
