@@ -15,6 +15,7 @@ import functools
 import json
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,23 @@ def _plan(
             yield "  not run here: some of these tests need a session of their own"
     if plugins:
         ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
-        yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"
-        yield f"  {' '.join(f'-p {name}' for name in plugins)}"
+        yield from addopts_lines(ini, plugins)
     for page in [one.harness.page for one in found if not (plugins or one.harness.runs_alone)]:
         yield f"add to {Path(collected.root, 'conftest.py')} the hook that {page} shows"
+
+
+def addopts_lines(ini: Path, plugins: Sequence[str]) -> Iterator[str]:
+    """Yield where pytest's file of options gets the adapters, and the words for it in the form of that section."""
+    section, is_list = _SECTIONS.get(ini.name, "pytest"), ini.suffix == ".toml"
+    if ini.name == "pyproject.toml":
+        with ini.open("rb") as file:
+            tables = tomllib.load(file).get("tool", {}).get("pytest", {})
+        # pytest 9 also takes TOML's own types, but refuses a file with both.
+        if is_list := bool(tables.keys() - {"ini_options"}):
+            section = "tool.pytest"
+    yield f"add to addopts of [{section}] in {ini}{'' if ini.exists() else ' (new)'}:"
+    words = [word for name in plugins for word in ("-p", name)]
+    yield f"  {json.dumps(words)[1:-1] if is_list else ' '.join(words)}"
 
 
 def _seen(harness: Harness, case: CaseSeen) -> str:

@@ -123,6 +123,8 @@ def end_with(life: socket.socket) -> None:
 def _run(request: Mapping[str, Any], search_path: Sequence[str]) -> int:
     """Run the launcher's own main program, which reads its arguments; only its last step is replaced."""
     os.chdir(request["cwd"])
+    if request["umask"] >= 0:
+        os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

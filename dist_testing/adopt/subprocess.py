@@ -92,6 +92,9 @@ class _Popen(_original):  # type: ignore[type-arg]  # generic only for typing
         self.pid = fork()
         if self.pid == 0:
             _be_proxy(channel, us, launch, given, streams)
+        if (group := given.get("process_group", -1)) != -1:
+            # Not by the proxy: the group must be there when the test goes on.
+            os.setpgid(self.pid, group)
         internal: Any = self
         internal._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -147,6 +150,7 @@ def _be_proxy(
         request = os.memfd_create("dist-testing-launch")
         cwd = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
         content = {"module": launch.module, "arguments": launch.arguments, "env": _env(given), "cwd": cwd}
+        content["umask"] = given.get("umask", -1)
         os.write(request, json.dumps(content).encode())
         socket.send_fds(channel, [b"launch"], [request, *streams, theirs.fileno()])
         # The other ends of the command's pipes must not stay open here.

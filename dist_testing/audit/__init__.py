@@ -33,6 +33,26 @@ def pytest_cmdline_main(config: Any) -> int | None:
     given = config.invocation_params
     # In a process of its own: the conftests of the suite may have imported torch here, or started threads. This plugin
     # does nothing in the pytest of the audit, so the command line stays as it is.
-    command = [sys.executable, "-m", "dist_testing.audit", *shlex.split(config.getoption(_OPTION)), "--"]
+    command = [sys.executable, "-m", "dist_testing.audit", *_words(config.getoption(_OPTION)), "--"]
     command += [sys.executable, "-m", "pytest", *map(str, given.args)]
-    return subprocess.run(command, cwd=given.dir).returncode
+    process = subprocess.Popen(command, cwd=given.dir)
+    while process.returncode is None:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            # The audit ends the suite before it ends itself, which may take seconds.
+            process.terminate()
+    return process.returncode
+
+
+def _words(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        import pytest
+
+        raise pytest.UsageError(
+            f"{_OPTION}={options}: {error}.\n"
+            "The options are split as by a shell, where a quotation mark begins a text.\n"
+            "Close it, or write a backslash before it."
+        ) from error

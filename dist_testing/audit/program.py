@@ -10,13 +10,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import ReportError, UsageError
 from dist_testing.core.process.lifetime import become_subreaper, check_platform
-from dist_testing.report.words import clean
+from dist_testing.report.words import printable
 
 _WRONG_COMMAND = 2
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # As a shell tells of an interrupt.
 _INTERRUPTED = 130
 
@@ -52,7 +54,7 @@ def run_program(
         way_out = "" if command else "; put -- before the test command"
         parser.error(f"unrecognized arguments: {' '.join(others)}{way_out}")
     name = parser.prog.rpartition(".")[2]
-    previous, folder = signal.getsignal(signal.SIGTERM), ""
+    previous, folder = {number: signal.getsignal(number) for number in _ENDING}, ""
     try:
         if not command:
             raise UsageError(
@@ -65,7 +67,10 @@ def run_program(
         check_platform()
         # Processes whose parents have died come to this process, which ends them.
         become_subreaper()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number, handler in previous.items():
+            # `nohup` has the program ignore SIGHUP.
+            if handler != signal.SIG_IGN:
+                signal.signal(number, _interrupt)
         # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
         folder = tempfile.mkdtemp(prefix="da-")
         return run(given, command, Path(folder))
@@ -83,8 +88,16 @@ def run_program(
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return _WRONG_COMMAND
+
+
+def _interrupt(*_: object) -> NoReturn:
+    # A second signal must not stop the clean-up.
+    for number in _ENDING:
+        signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 def tell(program: str, line: str) -> None:
@@ -95,7 +108,7 @@ def tell(program: str, line: str) -> None:
 def show(lines: Iterable[str]) -> None:
     """Print the lines of a result. Control characters of a suite's own texts are made visible."""
     for line in lines:
-        print(clean(line).replace("\n", " "), flush=True)
+        print(printable(line), flush=True)
 
 
 def _check_writable(path: Path) -> None:

@@ -25,6 +25,7 @@ from dist_testing.report.compare import Comparison, compare, compare_lines
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
+from dist_testing.report.pipe import into_pipe
 from dist_testing.report.ran_nowhere import NAME, parser, run
 from dist_testing.report.words import grouped, plural, size
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: the directory of the user, for relative paths.
         if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
             os.chdir(directory)
-        return command(options)
+        return into_pipe(lambda: command(options))
     except ReportError as error:
         sys.stderr.write(f"report: {error}\n")
         return 2
@@ -66,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
     for line in _written(options, report, out, changed):
         print(line)
-    for line in _problem_lines(report.problems):
+    for line in _problem_lines([*report.problems, *(changed[0].unread if changed else ())]):
         sys.stderr.write(f"report: {line}\n")
     return 0
 

@@ -31,7 +31,7 @@ _MAX_BYTES = 512 << 20
 # With --keep_going Bazel gives the reason only in its output: the first line, and for an incompatible target the end.
 _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
-    r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
+    r"(?:\nDependency chain:(?:\n ++[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
 )
 
 # Length of a digest in hexadecimal -> the function that Bazel means if it gives no name.
@@ -92,7 +92,7 @@ def _parse(content: bytes) -> list[Mapping[str, Any]]:
             continue
         try:
             event = json.loads(line.decode("utf-8"))
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             if events and number == len(lines):
                 break
             raise ValueError(f"line {number}: {error}") from error
@@ -170,8 +170,9 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
             facts["began_wall_s"] = _time(started.get("startTime", ""))
         elif "finished" in event:
             ended_s = _time(event["finished"].get("finishTime", ""))
-            facts["exit_code"] = event["finished"].get("exitCode", {}).get("code", 0)
-            facts["exit_name"] = event["finished"].get("exitCode", {}).get("name", "")
+            exit_code = event["finished"].get("exitCode", {})
+            facts["exit_code"] = int(exit_code.get("code", 0))
+            facts["exit_name"] = str(exit_code.get("name", ""))
         elif "workspaceStatus" in event:
             items = event["workspaceStatus"].get("item", [])
             workspace |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
@@ -234,13 +235,13 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
     archive = next((path for path in paths.values() if path.suffix == ".zip"), None)
     return Attempt(
         target=str(identity["label"]),
-        configuration=identity.get("configuration", {}).get("id", ""),
+        configuration=str(identity.get("configuration", {}).get("id", "")),
         shard=int(identity.get("shard", 1)),
         run=int(identity.get("run", 1)),
         attempt=int(identity.get("attempt", 1)),
-        status=result.get("status", "NO_STATUS"),
+        status=str(result.get("status", "NO_STATUS")),
         cached=cached,
-        strategy="" if cached else execution.get("strategy", ""),
+        strategy="" if cached else str(execution.get("strategy", "")),
         host=str(execution.get("hostname", "")),
         began_wall_s=_time(result.get("testAttemptStart", "")),
         duration_s=seconds_in(str(result.get("testAttemptDuration", "")).removesuffix("s")),

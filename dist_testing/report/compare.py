@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import RecordedNumber, final_runs, numbers_of
-from dist_testing.report.model import Report
+from dist_testing.report.model import Problem, Report
 from dist_testing.report.words import grouped, one_line, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
@@ -49,6 +49,7 @@ class Comparison:
     shift: float  # ratio of the durations of the middle case: 1.2 if everything is 20 % slower
     # Numbers of cases that have moved, before and after, the most first.
     numbers: tuple[tuple[RecordedNumber, RecordedNumber], ...] = ()
+    unread: tuple[Problem, ...] = ()  # what could not be read of the report before, and so may look like a difference
 
     @property
     def is_empty(self) -> bool:
@@ -92,6 +93,7 @@ def compare(before: Report, after: Report) -> Comparison:
         {title: tuple(sorted(names)) for title, names in groups.items() if names},
         *_slower(before, after),
         tuple(_moved(before, after)),
+        tuple(replace(problem, subject=f"before: {problem.subject}") for problem in before.problems),
     )
 
 

@@ -112,6 +112,11 @@ def exported(report: Report) -> str:
     written = write(replace(report, not_run=tuple(facts.ledger(report))))
     for run in written["runs"]:
         del run["logs"]
+        for case in run["cases"]:
+            if "properties" in case:
+                # JSON has no NaN and no infinity, which a test may record, also deep inside of a value.
+                text = json.dumps(case["properties"], default=str)
+                case["properties"] = json.loads(text, parse_constant=str)
     data = {"schema": _SCHEMA, "counts": dict(facts.status_counts(report)), **written}
     return json.dumps(data, indent=1, allow_nan=False, default=str) + "\n"
 

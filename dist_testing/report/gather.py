@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -19,9 +19,12 @@ from dist_testing.report.build_events import Invocation, read_invocation
 from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunFiles, RunRecord, is_label
 from dist_testing.report.result_xml import read_xml
 from dist_testing.report.run_files import filled_run
+from dist_testing.report.words import grouped
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
+# Folders beside the test.xml of a target, with its undeclared outputs and its earlier attempts.
+_PARTS_OF_TARGETS = ("test.outputs", "test_attempts")
 # Bazel writes the identity of an event first.
 _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The name of an event stream, and the part of a process of pytest-xdist in it.
@@ -45,8 +48,9 @@ def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: b
     The report has no invocation if nothing could be read. `is_brief` leaves out the ranks of cases that passed.
     """
     gathering = _Gathering(disk_cache, is_brief)
-    for path in paths:
-        gathering.add(path)
+    # `events*.jsonl` names the streams of all processes of one run of pytest-xdist.
+    for group in grouped((_WORKER.sub("", str(path)), path) for path in paths).values():
+        gathering.add(group)
     return gathering.report
 
 
@@ -59,8 +63,8 @@ class _Gathering:
     _targets: list[str] = field(default_factory=list)
     _not_run: list[NotRun] = field(default_factory=list)
     _problems: list[Problem] = field(default_factory=list)
-    # Files that belong to a run already: a folder and the build events of its files may both be named.
-    _known: set[Path] = field(default_factory=set)
+    # Files that belong to a run already: a folder, a file in it, and the build events of its files may all be named.
+    _known: set[str] = field(default_factory=set)
 
     @property
     def report(self) -> Report:
@@ -72,20 +76,35 @@ class _Gathering:
             tuple(self._problems),
         )
 
-    def add(self, path: Path) -> None:
-        with self._noting_problems(path):
-            if path.is_dir():
-                self._add_folder(path)
-            elif not path.exists():
-                raise _nothing(path, "there is no such file or folder")
-            elif (kind := _kind(path)) == "build events":
-                self._add_build_events(path)
-            elif kind == "stream":
-                self._add_streams([path])
-            elif kind == "xml" or path.suffix == ".xml":
-                self._add_xml(path, str(path))
-            else:
-                raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
+    def add(self, paths: Sequence[Path]) -> None:
+        """Add files and folders. Event streams among them are of one run."""
+        streams = []
+        for path in paths:
+            with self._noting_problems(path):
+                if path.is_dir():
+                    self._add_folder(path)
+                elif not path.exists():
+                    raise _nothing(path, "there is no such file or folder")
+                elif (kind := _kind(path)) == "other":
+                    raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
+                elif not self._is_new(path):
+                    continue
+                elif kind == "build events":
+                    self._add_build_events(path)
+                elif kind == "stream":
+                    streams.append(path)
+                else:
+                    self._add_xml(path, str(path))
+        if streams:
+            with self._noting_problems(streams[0]):
+                self._add_streams(streams)
+
+    def _is_new(self, path: Path) -> bool:
+        """Return whether a file was not read before; from now on it was."""
+        place = _place(path)
+        is_new = place not in self._known
+        self._known.add(place)
+        return is_new
 
     @contextlib.contextmanager
     def _noting_problems(self, path: Path) -> Iterator[None]:
@@ -97,26 +116,31 @@ class _Gathering:
                 error = _nothing(path, f"it cannot be read: {error}")
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
 
+    def _note_unreadable(self, error: OSError) -> None:
+        with self._noting_problems(Path(error.filename)):
+            raise error
+
     def _add_folder(self, folder: Path) -> None:
-        files = list(itertools.islice(_files(folder), _MAX_FILES))
+        files = list(itertools.islice(_files(folder, self._note_unreadable), _MAX_FILES))
         if len(files) == _MAX_FILES:
             raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
         kinds = {
             path: _kind(path) for path in files if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
         }
         for path, kind in kinds.items():
-            if kind == "build events":
+            if kind == "build events" and self._is_new(path):
                 with self._noting_problems(path):
                     self._add_build_events(path)
-        if places := [path.parent for path in kinds if path.name == "test.xml" and path.resolve() not in self._known]:
+        if places := [path.parent for path in kinds if path.name == "test.xml" and self._is_new(path)]:
             self._add_testlogs(folder, places)
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
-            if path.name == "test.xml" or path.parent.name == "test.outputs":
+            is_part = path.parent.name in _PARTS_OF_TARGETS and path.parent.with_name("test.xml") in kinds
+            if path.name == "test.xml" or is_part or kind not in ("stream", "xml") or not self._is_new(path):
                 continue
             if kind == "stream":
                 streams[_WORKER.sub("", str(path))].append(path)
-            elif kind == "xml" and path.resolve() not in self._known:
+            else:
                 with self._noting_problems(path):
                     self._add_xml(path, str(path.relative_to(folder)))
         for group in streams.values():
@@ -134,7 +158,7 @@ class _Gathering:
 
     def _add_build_events(self, path: Path) -> None:
         invocation = read_invocation(path, self._disk_cache)
-        self._known |= {one.files.xml.resolve() for one in invocation.attempts if one.files.xml is not None}
+        self._known |= {_place(one.files.xml) for one in invocation.attempts if one.files.xml is not None}
         self._invocations.append(invocation)
         self._targets += sorted({*invocation.summaries, *invocation.broken})
         self._not_run += _not_run(invocation)
@@ -149,8 +173,10 @@ class _Gathering:
         if invocation.began_wall_s is not None and invocation.duration_s:
             ended_s = invocation.began_wall_s + invocation.duration_s
         for attempt in invocation.attempts:
-            xml = attempt.files.xml
-            is_stale = xml is not None and xml.stat().st_mtime > ended_s + _CLOCK_S
+            xml, uri = attempt.files.xml, attempt.xml_uri
+            # A digest proves which run a file is of, whenever it was fetched; Python cannot compute BLAKE3.
+            is_proven = not uri.startswith("file:") and "/blake3/" not in uri
+            is_stale = xml is not None and not is_proven and xml.stat().st_mtime > ended_s + _CLOCK_S
             run = self._add_run(attempt, RunFiles() if is_stale else attempt.files)
             if is_stale:
                 told = (
@@ -169,8 +195,14 @@ class _Gathering:
             xml = place / "test.xml"
             part = _PART.fullmatch(place.name)
             shard, number = (int((part and part[name]) or 1) for name in ("shard", "run"))
+            # "attempt_1.xml" and so on. The last attempt has the usual files.
+            earlier = len(list(place.glob("test_attempts/attempt_*.xml")))
+            label = label_of(xml)
+            for attempt in range(1, earlier + 1):
+                path = place / "test_attempts" / f"attempt_{attempt}.xml"
+                self._add_run(RunRecord(label, shard, number, attempt), RunFiles(path, log=path.with_suffix(".log")))
             files = RunFiles(xml, folder=place / "test.outputs", log=place / "test.log")
-            self._add_run(RunRecord(label_of(xml), shard, number), files)
+            self._add_run(RunRecord(label, shard, number, earlier + 1), files)
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
@@ -228,32 +260,41 @@ def _without_xml(uri: str) -> str:
 
 def label_of(path: Path) -> str:
     """Return the label of the target whose test.xml lies at a path in Bazel's testlogs; else the path itself."""
-    parts = path.resolve().parent.parts
+    parts = Path(os.path.realpath(path)).parent.parts
     if parts and _PART.fullmatch(parts[-1]):
         parts = parts[:-1]
     if "testlogs" not in parts:
         return str(path)
     start = len(parts) - parts[::-1].index("testlogs")
     *package, name = parts[start:] or ("",)
-    return f"//{'/'.join(package)}:{name}"
+    repository = ""
+    if len(package) > 1 and package[0] == "external":
+        repository, package = f"@@{package[1]}", package[2:]
+    return f"{repository}//{'/'.join(package)}:{name}"
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _place(path: Path) -> str:
+    """Return what a file is known by. Its folder may be reached by links, as bazel-testlogs is."""
+    # Not resolved itself: equal files of two shards may be links to one file of a store.
+    return os.path.join(os.path.realpath(path.parent), path.name)
+
+
+def _files(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[Path]:
     """Yield the files below a folder, without the links to folders below it, which may form circles."""
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in os.walk(folder, onerror=onerror):
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         yield from (Path(root, name) for name in sorted(names))
 
 
 def _kind(path: Path) -> _Kind:
     """Tell what a file holds from its beginning."""
-    try:
+    start = b""
+    # Of a file that cannot be read, or is empty, the name tells.
+    with contextlib.suppress(OSError):
         if not path.is_file():
             return "other"
         with path.open("rb") as file:
             start = file.read(_SNIFFED_BYTES)
-    except OSError:
-        return "other"
     if start.startswith(b"\x1f\x8b"):
         try:
             start = zlib.decompressobj(31).decompress(start, _SNIFFED_BYTES)
@@ -264,7 +305,7 @@ def _kind(path: Path) -> _Kind:
         return "xml"
     if _STREAM.fullmatch(path.name) or text.startswith(b'{"event"'):
         return "stream"
-    return "build events" if _BUILD_EVENT.match(text) else "other"
+    return "build events" if _BUILD_EVENT.match(text) else "xml" if path.suffix == ".xml" else "other"
 
 
 def _nothing(path: Path, why: str) -> ReportError:

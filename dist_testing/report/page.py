@@ -69,6 +69,7 @@ def page(
     `changed`: what differs from other results, and their name.
     """
     found = facts.failures(report)
+    problems = [*report.problems, *(changed[0].unread if changed else ())]
     groups = facts.alike(found)
     counts = facts.status_counts(report)
     words, kind = _verdict(report, found, counts)
@@ -85,7 +86,7 @@ def page(
         counts=counts,
         statuses=WORDS,
         bad=BAD,
-        problems=list(grouped((problem.text, problem.subject) for problem in report.problems).items()),
+        problems=list(grouped((problem.text, problem.subject) for problem in problems).items()),
         failures=shown,
         failure_count=len(found),
         failures_left=sum(map(len, groups[len(shown) :])),

@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
         ReportError: If a file cannot be read, or a result has no case or is named twice.
     """
     paths = options.results
-    jobs = dict(zip(job_names(paths), map(_read_job, paths), strict=True))
+    problems: list[str] = []
+    jobs = {name: _read_job(path, problems) for name, path in zip(job_names(paths), paths, strict=True)}
     listed = [case for path in options.cases for case in _listed_cases(path)]
     found = nowhere(jobs, listed)
     for name, job in jobs.items():
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(found)} of {plural(count, 'case')} ran in no job")
     for line in _lines(found, list(jobs)):
         print(line)
-    return 1 if found else 0
+    return 2 if problems else 1 if found else 0
 
 
 def job_names(paths: Sequence[Path]) -> list[str]:
@@ -91,7 +92,8 @@ def job_names(paths: Sequence[Path]) -> list[str]:
     )
 
 
-def _read_job(path: Path) -> Job:
+def _read_job(path: Path, problems: list[str]) -> Job:
+    """Return the cases of a job; print what cannot be read, and add it to `problems`."""
     report = gather([path], is_brief=True)
     cases = [case for run in report.runs for case in run.cases]
     told = [f"{problem.subject}: {clean(problem.text)}" for problem in report.problems]
@@ -102,6 +104,7 @@ def _read_job(path: Path) -> Job:
             "The job has collected none, or all of its cases were deselected.\n"
             "Run the job again, or leave its results out."
         )
+    problems += told
     for problem in told:
         sys.stderr.write(f"report: {problem}\n")
     reasons = grouped((module_of(case.name) if case.when == "collect" else case.name, _reason(case)) for case in cases)

@@ -120,6 +120,11 @@ def one_line(*texts: str) -> str:
     return " ".join(clean(" ".join(texts)).split())
 
 
+def printable(line: str) -> str:
+    """Return a line as one clean line, with its first blanks. A line feed in a text of a test does not end it."""
+    return clean(line).replace("\n", " ")
+
+
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a table for a terminal, a line for each row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -46,7 +46,7 @@ async def _stream(command: list[str], env: dict[str, str]) -> tuple[int, list[st
 def test_run(tmp_path: Path) -> None:
     command = [*_TORCHRUN, str(_SCRIPT), "--steps=3"]
     env = {**os.environ, "SET_BY_TEST": "here"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, umask=0o7, check=True)
     assert json.loads(done.stdout) == {
         "value": 8.0,
         "set": "here",
@@ -56,6 +56,7 @@ def test_run(tmp_path: Path) -> None:
         "argv": [str(_SCRIPT), "--steps=3"],
         "local": "2",
         "pytest": False,
+        "umask": 0o7,
     }
     assert "to standard error" in done.stderr
 
@@ -89,9 +90,13 @@ def test_time_is_over() -> None:
 
 
 def test_terminate() -> None:
-    with subprocess.Popen([*_TORCHRUN, str(_SCRIPT), "--end=sleep"], stdout=subprocess.PIPE) as process:
+    command = [*_TORCHRUN, str(_SCRIPT), "--end=sleep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        group = os.getpgid(process.pid)
         process.terminate()
         assert process.wait(60) != 0
+        # `os.killpg` finds it.
+        assert group == process.pid
 
 
 def test_wrong_option() -> None:

@@ -147,22 +147,42 @@ def test_as_a_plugin_of_pytest(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "HOLE unchecked_suite.py::test_job: raise: the fault did not fail the run" in done.stdout
     assert "unchecked_suite.py::test_job" in page.read_text(encoding="utf-8")
+    command = suite("-p", "dist_testing.audit", "--audit=--cases=it's")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "ERROR: --audit=--cases=it's: No closing quotation.\nThe options" in done.stderr
 
 
-def test_an_interrupted_audit_ends_the_suite(tmp_path: Path) -> None:
-    """SIGTERM ends all processes of the suite."""
-    started = tmp_path / "pid"
-    code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    command = [sys.executable, "-m", "dist_testing.audit", "--", sys.executable, "-c", code]
-    running = subprocess.Popen(command, env={**os.environ, **environment()}, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGTERM, ["-m", "dist_testing.audit", "--", sys.executable]),
+        (signal.SIGHUP, ["-m", "dist_testing.audit", "--", sys.executable]),
+        (signal.SIGINT, suite("-p", "dist_testing.audit")[1:]),
+    ],
+)
+def test_an_interrupted_audit_ends_the_suite(tmp_path: Path, number: signal.Signals, words: list[str]) -> None:
+    """If this fails, Ctrl-C or a closed terminal leaves processes, or the folder of the runs."""
+    started, file = tmp_path / "pid", tmp_path / "test_suite.py"
+    # The audit waits for a moment before it ends what is left.
+    other = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
+    code = f"import subprocess, sys, time\nopen({str(started)!r}, 'w').write(str({other}.pid))\ntime.sleep(600)"
+    file.write_text(code, encoding="utf-8")
+    env = {**os.environ, **environment(), "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(
+        [sys.executable, *words, file], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     until_s = time.monotonic() + 120
     while not (started.exists() and started.read_text()) and time.monotonic() < until_s:
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
+    # As a terminal does.
+    os.killpg(running.pid, number)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 130, errors
     assert "interrupted" in errors
+    assert "Traceback" not in errors
     assert not os.path.exists(f"/proc/{started.read_text()}")
+    assert not list(tmp_path.glob("da-*"))
 
 
 @pytest.mark.parametrize(

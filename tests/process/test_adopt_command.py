@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing.adopt.__main__ import addopts_lines
 from dist_testing.adopt.suite import choose
 from tests.support.children import write_file
 from tests.support.starter import Starter
@@ -228,6 +229,26 @@ def test_no_file_of_the_suite_is_changed(kinds: tuple[_Adopted, Path]) -> None:
     _, folder = kinds
     own = {"helpers_of_tests.py", *_KINDS, "found.json", "seen.txt", "log-1.txt", "tmp"}
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == own
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "section", "words"),
+    [
+        ("pytest.ini", None, "[pytest] in pytest.ini (new)", "-p a -p b"),
+        ("setup.cfg", "", "[tool:pytest] in setup.cfg", "-p a -p b"),
+        ("pytest.toml", "", "[pytest] in pytest.toml", '"-p", "a", "-p", "b"'),
+        ("pyproject.toml", "tool.pytest.x = 1", "[tool.pytest] in pyproject.toml", '"-p", "a", "-p", "b"'),
+        ("pyproject.toml", "tool.pytest.ini_options.x = 1", "[tool.pytest.ini_options] in pyproject.toml", "-p a -p b"),
+    ],
+)
+def test_the_line_fits_the_file_of_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, section: str, words: str
+) -> None:
+    """If this fails, pytest refuses the file after a user has added the line."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_text(content, encoding="utf-8")
+    assert list(addopts_lines(Path(name), ["a", "b"])) == [f"add to addopts of {section}:", f"  {words}"]
 
 
 @pytest.mark.parametrize(

@@ -116,5 +116,10 @@ def test_the_command_shows_the_changes(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(after), f"--compare={before}", f"--out={out}"]) == 0
     assert "Newly failing: 1\n    //a:a t.x" in capsys.readouterr().out
     assert "Newly failing (1)" in out.read_text(encoding="utf-8")
+    # What is missing before looks like a difference.
+    before.write_text("".join(before.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
+    assert main([str(after), f"--compare={before}", f"--out={out}"]) == 0
+    for shown in (capsys.readouterr().err, out.read_text(encoding="utf-8")):
+        assert f"before: {before}" in shown
     assert main([str(after), f"--compare={tmp_path / 'no'}", f"--out={out}"]) == 2
     assert "there is no such file" in capsys.readouterr().err

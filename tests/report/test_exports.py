@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,10 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import ledger, quarantined
-from dist_testing.report.files import SCHEMA_FILE, annotation_lines, ctrf, exported, markdown
+from dist_testing.report.files import SCHEMA_FILE, annotation_lines, ctrf, exported, markdown, write_text
 from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
-from dist_testing.report.model import Report
+from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.page import page
 from tests.report.schema_check import check
 from tests.report.streams import RULE, Case, write_stream
@@ -51,8 +53,22 @@ def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
             check({**content, **wrong}, schema, "$")
 
 
-def test_hostile_times_are_still_json(tmp_path: Path) -> None:
-    """If it fails, a damaged stream ends the export in a traceback."""
+def test_a_pipe_and_a_link_stay(tmp_path: Path) -> None:
+    """If it fails, `--json=/dev/stdout` of root puts a file in the place of the device, for all programs after it."""
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.touch()
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        for target in (pipe, file):
+            link = tmp_path / f"{target.name}_link"
+            link.symlink_to(target)
+            assert write_text(link, "text") == 4
+            assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
+        assert (reader.read(), file.read_bytes()) == (b"text", b"text")
+
+
+def test_hostile_numbers_are_still_json(tmp_path: Path) -> None:
+    """If it fails, a damaged stream or a recorded NaN ends the export in a traceback."""
     path = write_stream(tmp_path / "e.jsonl", _EVERY)
     text = path.read_text(encoding="utf-8").replace('[["start",', '[["start",-1e308,1e308],["start",')
     path.write_text(
@@ -65,6 +81,9 @@ def test_hostile_times_are_still_json(tmp_path: Path) -> None:
         json.loads(content)
     assert markdown(report)
     assert main([str(path), f"--out={tmp_path / 'p.html'}", f"--junit={tmp_path / 'j.xml'}"]) == 0
+    case = CaseRecord("t.a", "passed", properties=(("loss", math.nan), ("all", {"losses": [math.inf]})))
+    found = json.loads(exported(Report(runs=(RunRecord("//a:a", cases=(case,)),))))
+    assert found["runs"][0]["cases"][0]["properties"] == [["loss", "NaN"], ["all", {"losses": ["Infinity"]}]]
 
 
 def test_ctrf_has_its_required_fields(tmp_path: Path) -> None:

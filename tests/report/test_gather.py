@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.events.event import CaseRecorded, RunEnded, TestsCollected
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.build_events import read_invocation
-from dist_testing.report.facts import gpus_of
+from dist_testing.report.facts import failures, gpus_of
+from dist_testing.report.files import exported
+from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
@@ -81,10 +85,17 @@ def test_the_streams_of_xdist_are_one_run(tmp_path: Path) -> None:
     write_stream(tmp_path / "e.gw0.jsonl", [Case("t.py::a")], collected=2)
     write_stream(tmp_path / "e.gw1.jsonl", [Case("t.py::b")], collected=2)
     write_stream(tmp_path / "e.jsonl", [Case("t.py::a", world_size=0), Case("t.py::b", world_size=0)])
-    report = gather([tmp_path])
-    (run,) = report.runs
-    assert (sorted(_statuses(report)), run.to_come, run.is_complete) == (["t.a", "t.b"], 0, True)
-    assert [case.world_size for case in run.cases] == [2, 2]
+    # The shell names each for `e*.jsonl`. A folder and the files in it are read once.
+    for named in (
+        [tmp_path],
+        sorted(tmp_path.iterdir()),
+        [tmp_path, *tmp_path.iterdir()],
+        [*tmp_path.iterdir(), tmp_path],
+    ):
+        report = gather(named)
+        (run,) = report.runs
+        assert (sorted(_statuses(report)), run.to_come, run.is_complete) == (["t.a", "t.b"], 0, True)
+        assert [case.world_size for case in run.cases] == [2, 2]
 
 
 def _target(folder: Path, cases: list[Case], xml: list[CaseRecord], *, zipped: bool = False) -> Path:
@@ -123,6 +134,19 @@ def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: boo
     # Build events name the test.log themselves.
     assert logs.get("t.bad.rank-1.log") == "output of rank 1"
     assert by_events or logs["test.log"] == "the log"
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    """If it fails, a flaky target that passed is a failure, or `ci timings` has a target that does not exist."""
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::x")], [CaseRecord("t.x", "passed")])
+    (xml.parent / "test_attempts").mkdir()
+    write_xml(xml.parent / "test_attempts" / "attempt_1.xml", "a/a", [CaseRecord("t.x", "failed", message="m")])
+    report = gather([tmp_path])
+    assert [(run.target, run.attempt) for run in report.runs] == [("//a:a", 1), ("//a:a", 2)]
+    assert [failure.recovered for failure in failures(report)] == [True]
+    # Each of its folders can be read alone.
+    for name in ("test.outputs", "test_attempts"):
+        assert list(_cases(gather([xml.parent / name]))) == ["t.x"]
 
 
 @pytest.mark.parametrize("shard", [1, 2])
@@ -233,11 +257,13 @@ def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) ->
 
 def test_values_of_other_kinds_than_bazels_end_no_report(tmp_path: Path) -> None:
     """If it fails, a number in place of a text in damaged build events ends in a traceback, or hides all results."""
-    events = build_events([Action("//a:a", more={"testAttemptStart": 7})])
+    more = {"testAttemptStart": 7, "status": ["many"], "executionInfo": {"strategy": 7}}
+    events = build_events([Action("//a:a", more=more, identity={"configuration": {"id": {"many": 7}}})])
     started, finished = events[0]["started"], events[-1]["finished"]
     assert isinstance(started, dict)
     assert isinstance(finished, dict)
     started["startTime"], finished["finishTime"] = 7, None
+    finished["exitCode"] = {"code": "7", "name": 7}
     events += [
         {"id": {"targetCompleted": {"label": 7}}, "aborted": {"reason": "ANALYSIS_FAILURE", "description": 7}},
         {"id": {"targetCompleted": {"label": "//b:b"}}, "completed": {"failureDetail": {"message": 7}}},
@@ -247,7 +273,7 @@ def test_values_of_other_kinds_than_bazels_end_no_report(tmp_path: Path) -> None
     report = gather([write_build_events(tmp_path / "bep.json", events)])
     assert [run.target for run in report.runs] == ["//a:a", "7"]
     assert [(line.target, line.reason) for line in report.not_run] == [("//b:b", "7"), ("7", "7")]
-    assert page(report, made_wall_s=0.0)
+    assert all([page(report, made_wall_s=0.0), exported(report), list(votes(report))])
 
 
 def _write(name: str, content: bytes | str) -> Callable[[Path], Path]:
@@ -264,6 +290,25 @@ def _cut_gzip(folder: Path) -> Path:
     return _write("cut.jsonl.gz", whole.read_bytes()[:-200])(folder)
 
 
+def _too_deep(folder: Path) -> Path:
+    """Make a folder that no path reaches; root may read all others."""
+    with contextlib.chdir(folder):
+        for _ in range(17):
+            os.mkdir("x" * 250)
+            os.chdir("x" * 250)
+    return folder
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "test.xml").symlink_to("test.xml")
+    return folder
+
+
+# Bazel's output was cut off before the last line of the chain.
+_CHAIN = (
+    "errors encountered while analyzing target '//a:a', it will not be built.\nx\nDependency chain:"
+    + "\n    //b" * 3000
+)
 _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">' for n in range(12))
 
 
@@ -277,6 +322,9 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.json", '{"id": {"testResult": 7}, "testResult": {}}\n'), "does not have Bazel's form"),
         (_write("x.json", '{"id": {"started": {}}, "started": ["many"]}\n'), "Bazel's form"),
         (_write("x.json", '{"id": {"started": {}}}\n'), "incomplete after 0 results"),
+        # A pattern that tries all ways to split the lines would never end.
+        (_write("x.json", json.dumps({"id": {"started": {}}, "progress": {"stderr": _CHAIN}})), "after 0 results"),
+        (_write("x.json", '{"id": {"started": %s' % ("[" * 100_000)), "not a file of build events"),
         (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
         (_write("x.json", ""), "neither build events"),
         (_write("x.xml", "<html></html>"), "the root element is <html>"),
@@ -285,6 +333,8 @@ _ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">'
         (_write("x.xml", "<testsuite>" * 20_000 + "</testsuite>" * 20_000), ""),
         (_write("x.bin", os.urandom(1000)), "neither build events"),
         (lambda folder: folder, "has no results in it"),
+        (_too_deep, "File name too long"),
+        (_loop, "Too many levels of symbolic links"),
         (lambda folder: folder / "no" / "where", "there is no such file or folder"),
         (lambda folder: folder / ("x" * 5000), "cannot be read"),
     ],

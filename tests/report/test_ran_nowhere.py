@@ -131,6 +131,11 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: 
     told = capsys.readouterr().err
     assert said in told.partition("\n")[0]
     assert len(told.splitlines()) == 3
+    # Also as one of several files of a job.
+    _write(tmp_path / "job" / "a.xml", _case("test_a"))
+    (tmp_path / "job" / "b.xml").touch()
+    assert main(["ran-nowhere", str(tmp_path / "job")]) == 2
+    assert "b.xml: cannot be read as XML" in capsys.readouterr().err
 
 
 def test_listed_cases_must_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,11 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # It finds the library where nothing is installed.
         importlib.import_module("build_events")
+        into_pipe = importlib.import_module("dist_testing.report.pipe").into_pipe
         subcommand = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as missing:
         sys.exit(f"ci: {missing}. Run it by Bazel: bazel run @dist_testing//tools/ci -- {name}")
     # The program of the pages makes one if its first argument is no sub-command of its own.
-    status: int = subcommand([name, *rest] if name == "ran-nowhere" else rest)
+    status: int = into_pipe(lambda: subcommand([name, *rest] if name == "ran-nowhere" else rest))
     return status
 
 

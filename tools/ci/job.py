@@ -39,7 +39,7 @@ from dist_testing.report.files import write_text
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
-from dist_testing.report.words import size
+from dist_testing.report.words import printable, size
 
 # Bazel's names for a test that has a result of its own and did not simply pass.
 _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     report = gather([events], is_brief=True)
     summary = summarise(invocation, report)
     for line in summary_lines(summary):
-        print(line)
+        print(printable(line))
     if options.page:
         _write_page(report, Path(os.environ.get("BUILD_WORKING_DIRECTORY", workspace), options.page))
     code, reason = verdict(status, summary)

@@ -17,6 +17,7 @@ from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.facts import ledger
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
+from dist_testing.report.words import printable
 
 
 def read_results(paths: Sequence[Path]) -> Report:
@@ -75,7 +76,7 @@ def ran_nothing(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        found = list(_idle_lines(read_results(given.results)))
+        found = list(map(printable, _idle_lines(read_results(given.results))))
     except ReportError as error:
         sys.stderr.write(f"ran-nothing: {error}\n")
         return 2

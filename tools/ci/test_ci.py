@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,18 @@ def test_a_sub_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     # dist_testing.report has a program of its own.
     program = {"page": "report", "ran-nowhere": "report ran-nowhere"}.get(name, f"ci {name}")
     assert capsys.readouterr().out.startswith(f"usage: {program} [-h]")
+
+
+@pytest.mark.parametrize("name", ["ran-nowhere", "ran-nothing"])
+def test_a_reader_may_end_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """If it fails, `ci ran-nothing | head` ends in a traceback."""
+    results = tmp_path / "test.xml"
+    results.write_text("<testsuite><testcase name='test_a'/></testsuite>", encoding="utf-8")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert ci.main([name, str(results)]) == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize(

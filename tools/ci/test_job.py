@@ -23,6 +23,7 @@ from dist_testing.core.ground.record import CaseRecord
 PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
 FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
 SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
+NASTY = CaseRecord("c.gpu", "skipped", message="no GPU\n::error::x")
 
 Event = dict[str, object]
 
@@ -158,6 +159,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (8, "INTERRUPTED", [GOOD], 8, "Bazel says INTERRUPTED"),
         # Without results a job is not green.
         (0, "SUCCESS", [GOOD, Target("//a:b", [SKIPPED])], 1, "1 target(s) ran no case"),
+        # Texts of tests end no line, and a strict output can print them.
+        (0, "SUCCESS", [Target("//a:\udce9", [NASTY])], 1, "1 target(s) ran no case"),
         (0, "SUCCESS", [Target("//a:a", [])], 1, "1 target(s) ran no case"),
         (
             0,
@@ -181,6 +184,7 @@ def test_a_job_ends_as_bazel_and_its_results_say(
     ended = job.run((status, job.events(status, name, *targets)))
     assert (ended.status, len(ended.calls)) == (expected, 1)
     assert ended.last.startswith(f"ci: exit status {expected}: {said}" if expected else f"ci: {said}")
+    assert "\n::" not in ended.out
 
 
 @pytest.mark.parametrize(

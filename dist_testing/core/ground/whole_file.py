@@ -12,7 +12,15 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the place of `path` at the end of the block. After an error nothing has changed."""
+    """Open a new file that takes the place of `path` at the end of the block. After an error nothing has changed.
+
+    A device or a pipe stays, and gets the bytes at once. A link stays, and its file is replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    path = Path(os.path.realpath(path))
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:

@@ -40,6 +40,7 @@ if rank == 0:
         "argv": sys.argv,
         "local": os.environ["LOCAL_WORLD_SIZE"],
         "pytest": "pytest" in sys.modules,
+        "umask": os.umask(0),
     }
     print(json.dumps(facts))
     print("to standard error", file=sys.stderr)
