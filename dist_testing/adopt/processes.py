@@ -77,13 +77,17 @@ class _Started:
 
 
 class Watch:
-    """Watches the processes that a test starts in the block, and judges them at its end, also if the test skips."""
+    """Watches the processes that a test starts in the block, and judges them, also if the test skips.
 
-    current: ClassVar[Watch | None] = None
+    Those that have ended are judged at the end of the block. The test's fixtures can end the others: `finish`.
+    """
+
+    current: ClassVar[Watch | None] = None  # of the test that was called last
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
         self._pid = os.getpid()
+        self._is_over = False  # whether the block has ended
         self._threads = set(threading.enumerate())
         self._started: list[_Started] = []
 
@@ -92,23 +96,38 @@ class Watch:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         __tracebackhide__ = True
-        Watch.current = None
+        self._is_over = True
         # What a method of unittest has raised. pytest takes it for the result, whatever the call raises.
         of_unittest = vars(self._item).get("_excinfo") or []
         errors = [one.value for one in of_unittest] + ([] if error is None else [error])
-        try:
-            if all(isinstance(one, _SKIPS) for one in errors):
-                self._judge(of_unittest)
-            elif problems := self._problems(judged=True):
-                self._item.add_report_section("call", "processes", problems)
-        finally:
+        if all(isinstance(one, _SKIPS) for one in errors):
+            self._judge(of_unittest)
             for started in self._started:
-                os.close(started.told)
+                # A daemon that still runs has no end of its own.
+                started.is_judged |= started.one.daemon
+        else:
+            if problems := self._problems(judged=True):
+                self._item.add_report_section("call", "processes", problems)
+            self.close()
+
+    def finish(self) -> None:
+        """Wait, after the test's teardown, for the processes that are not judged, and fail if one has failed."""
+        __tracebackhide__ = True
+        for started in self._started:
+            if not started.is_judged:
+                started.popen.wait()
+        self._judge([])
+
+    def close(self) -> None:
+        """Forget the processes."""
+        while self._started:
+            os.close(self._started.pop().told)
 
     @classmethod
     def active(cls) -> Watch | None:
-        """Return the watch of the running test; None on ranks and in other processes that a test has made."""
-        return cls.current if cls.current is not None and cls.current._pid == os.getpid() else None
+        """Return the watch of the test whose call runs; None on ranks and in other processes that a test has made."""
+        watch = cls.current
+        return None if watch is None or watch._is_over or watch._pid != os.getpid() else watch
 
     @classmethod
     def of_wait(cls, connection: Any) -> Watch | None:
@@ -149,12 +168,10 @@ class Watch:
         return f"{len(found)} of {len(self._started)} process(es) failed: {'; '.join(found)}" if found else ""
 
     def _judge(self, of_unittest: list[Any]) -> None:
-        """Wait for the processes that the test has not judged, except daemons, and fail if one has failed."""
+        """Fail if a process that the test has not judged has failed."""
         __tracebackhide__ = True
-        for started in self._started:
-            if not (started.is_judged or started.one.daemon):
-                started.popen.wait()
         if problems := self._problems(judged=False):
+            self.close()
             of_unittest.clear()
             raise TestProcessError(
                 f"{self._item.nodeid}: {problems}.\n"
@@ -253,7 +270,7 @@ def _looking(method: Any, *, ends: bool = False) -> Any:
 
     @functools.wraps(method)
     def call(self: Any) -> Any:
-        if (watch := Watch.active()) is not None:
+        if (watch := Watch.current) is not None:
             watch.looks_at(self, ends=ends)
         return method(self)
 

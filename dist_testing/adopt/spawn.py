@@ -59,12 +59,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, Any, Any]:
-    """Remove the ranks of a test that has failed before it waited for them."""
+    """Remove the ranks of a test that has failed before it waited for them; judge the processes that still ran."""
+    __tracebackhide__ = True
+    watch = Watch.current
     try:
-        return (yield)
+        result = yield
+        if watch is not None:
+            watch.finish()
+        return result
     finally:
         for context in open_contexts():
             context.close()
+        if watch is not None:
+            watch.close()
 
 
 class _RanksError(CaseFailedError):

@@ -12,6 +12,7 @@ import gc
 import os
 import queue
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -129,6 +130,10 @@ def _puts_late(queue: Any) -> None:
     # Later than the adapter waits for a thread that still writes.
     time.sleep(2)
     queue.put("late")
+
+
+def _exits_late(connection: Any) -> None:
+    sys.exit(connection.recv())
 
 
 class Registry:
@@ -293,6 +298,12 @@ def test_late_item(by_thread: bool) -> None:
     assert process.exitcode == 0
 
 
+def test_teardown_ends_it(request: pytest.FixtureRequest) -> None:
+    process = mp.get_context("spawn").Process(target=signal.pause)
+    process.start()
+    request.addfinalizer(process.terminate)
+
+
 def test_fails() -> None:
     mp.spawn(_raises, args=(2, _free_port()), nprocs=2)
 
@@ -329,6 +340,12 @@ def test_hole_exit_codes_unread() -> None:
 
 def test_hole_process_left() -> None:
     assert _run_ranks("leave") == [0, 0]
+
+
+def test_hole_after_the_end(request: pytest.FixtureRequest) -> None:
+    reader, writer = mp.Pipe(duplex=False)
+    mp.get_context("spawn").Process(target=_exits_late, args=(reader,)).start()
+    request.addfinalizer(lambda: writer.send(3))
 
 
 class HoleTest(unittest.TestCase):
