@@ -2,14 +2,15 @@
 # `timed`. A step whose command fails does not keep the next step from running.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-events=$(mktemp)
+work=$(mktemp -d)
+events=$work/events
 code=0
 # Steps that use a Bazel server of their own, so that they can run beside the others.
 beside=()
 lane=
 # Lines of a table: command, result, seconds, and how much of the CPUs was busy.
-rows=$(mktemp)
-trap 'rm -f "$events" "$rows"; [[ -z $lane ]] || kill -INT -- "-$lane" 2>/dev/null' EXIT
+rows=$work/rows
+trap 'rm -rf "$work"; [[ -z $lane ]] || kill -INT -- "-$lane" 2>/dev/null' EXIT
 trap 'exit 130' INT
 
 # Simulated nodes need network namespaces, which some containers refuse.
@@ -33,7 +34,7 @@ timed() {
     echo "ci: $*"
     "$@" || { result=FAILED; echo "ci: FAILED: $*"; }
     read -r busy all < <(cpu_ticks | awk -v busy="$busy" -v all="$all" '{ print $1 - busy, $2 - all }')
-    echo "| \`${*/$events/EVENTS}\` | $result | $((SECONDS - start)) | $((100 * busy / (all + 1))) % |" >>"$rows"
+    echo "| \`$*\` | $result | $((SECONDS - start)) | $((100 * busy / (all + 1))) % |" >>"$rows"
     echo "ci: $((SECONDS - start)) s, $((100 * busy / (all + 1)))% of the CPUs: $*"
 }
 
