@@ -46,8 +46,9 @@ __unittest = True
 _Value = TypeVar("_Value")
 LIMIT = f"a number of seconds above 0, up to {MAX_TIMEOUT_S}"
 _EXAMPLE = "Write dist_testing.run(train, world_size=4, args=(0.1,)), for example."
-# A process starts one world at a time: a fork of one call must not inherit the files of another that is being made.
-_one_call = threading.Lock()
+# A process makes one call at a time: a fork of one call must inherit neither the files of another that is being made,
+# nor the lock of a module that another imports, for example to read its values.
+_one_call = threading.RLock()
 # The thread that holds it does not exist on the ranks, where the function may make a world of its own.
 os.register_at_fork(after_in_child=_one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
 
@@ -111,23 +112,27 @@ def run(
     check_world_size(subject, world_size, _EXAMPLE)
     settings = read_settings(subject, {} if type(nodes) is int and nodes == 1 else {"nodes": nodes})
     check_no_rank(subject)
-    session = current_session()
-    spec = call_spec(subject, session, world_size, backend, isolation)
-    way = isolation_named(spec.isolation)
-    if not way.fresh_interpreter and (reasons := unshareable_reasons()):
-        raise UsageError(
-            f"{subject}: ranks cannot be forked from this process: {'; '.join(reasons)}.\n"
-            "A forked process can use neither the GPU contexts nor the process groups of its parent.\n"
-            'Call run() before; in a notebook, restart the kernel. Or use isolation="spawn" and a function of a module.'
-        )
-    _check_call(subject, fn, args, kwargs or {})
-    _check_hardware(subject, session, spec, world_size, settings)
-    call = functools.partial(fn, *args, **(kwargs or {}))
-    timeout_s = None if timeout is None else float(timeout)
-    with CallWorld(call, name, world_size, spec, settings=settings, timeout_s=timeout_s, show=print_output) as world:
-        result = world.run()
-        world.judge(result, RunFailedError)
-        return world.values(result)
+    with _one_call:
+        session = current_session()
+        spec = call_spec(subject, session, world_size, backend, isolation)
+        way = isolation_named(spec.isolation)
+        if not way.fresh_interpreter and (reasons := unshareable_reasons()):
+            raise UsageError(
+                f"{subject}: ranks cannot be forked from this process: {'; '.join(reasons)}.\n"
+                "A forked process can use neither the GPU contexts nor the process groups of its parent.\n"
+                "Call run() before; in a notebook, restart the kernel. "
+                'Or use isolation="spawn" and a function of a module.'
+            )
+        _check_call(subject, fn, args, kwargs or {})
+        _check_hardware(subject, session, spec, world_size, settings)
+        call = functools.partial(fn, *args, **(kwargs or {}))
+        timeout_s = None if timeout is None else float(timeout)
+        with CallWorld(
+            call, name, world_size, spec, settings=settings, timeout_s=timeout_s, show=print_output
+        ) as world:
+            result = world.run()
+            world.judge(result, RunFailedError)
+            return world.values(result)
 
 
 def check_arguments(subject: str, names: str, example: str, *rows: tuple[str, object, str, bool]) -> None:

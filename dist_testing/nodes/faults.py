@@ -207,6 +207,12 @@ class Faults:
             seed=seed,
         )
         if nodes is None:
+            if others is not None or one_way:
+                _refuse(
+                    f"wire with others = {others!r} and one_way = {one_way!r}, but without nodes",
+                    "Both tell which links of `nodes` change.",
+                    "Name the nodes, as in wire(0, 1, one_way=True), or leave out others and one_way for all links.",
+                )
             every = self._checked_nodes("wire", range(self._layout.groups))
             links = links_between(every, every, both=False)
         else:

@@ -55,7 +55,13 @@ class Program:
 
 
 def check_program(path: str) -> None:
-    """Refuse a file that cannot be read, is no Python, or has nothing but definitions."""
+    """Refuse a path that pytest would split, and a file that is unreadable, no Python, or runs nothing."""
+    if found := [part for part in ("[", "::") if part in path]:
+        raise UsageError(
+            f"{path}: the path of the program contains {' and '.join(found)}.\n"
+            "pytest runs the program, and takes what begins there for the name of a test.\n"
+            "Rename the file or its folder; or make a link to the file in another folder, and name that."
+        )
     try:
         source = Path(path).read_bytes()
     except (OSError, ValueError) as error:

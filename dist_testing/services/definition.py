@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,8 @@ class Definition:
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.command))
         self._check_command()
-        is_group = bool(self.announces) and _groups_of(self.announces) == 1
+        is_group = isinstance(self.announces, str) and _groups_of(self.announces) == 1
+        is_env = isinstance(self.env, Mapping) and _are_texts([*self.env, *self.env.values()])
         for argument, is_right, expected in (
             ("name", isinstance(self.name, str), "a text"),
             (
@@ -106,6 +108,8 @@ class Definition:
             ("timeout", is_timeout(self.timeout), _SECONDS),
             ("grace", is_timeout(self.grace), _SECONDS),
             ("gpus", type(self.gpus) is int and self.gpus >= 0, "a number from 0"),
+            ("env", is_env, "a dict of texts"),
+            ("cwd", isinstance(self.cwd, str | os.PathLike | None), "a path"),
             ("scope", self.scope in SCOPES, f"one of {', '.join(SCOPES)}"),
         ):
             if not is_right:
@@ -186,7 +190,7 @@ class Definition:
                     "It gets port, the number of a free port, or fd, a descriptor that listens there.",
                     "Give other parameters default values, and set env to tell the service more.",
                 )
-        elif isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+        elif not isinstance(command, Sequence) or isinstance(command, str) or not command or not _are_texts(command):
             raise self.wrong(
                 f"command = {command!r:.200}; expected a list of texts, or a function",
                 "No shell reads the command, so each argument is a text of its own.",
@@ -204,21 +208,25 @@ def _parameters(function: Callable[..., object]) -> list[str]:
     return [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]
 
 
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def _name_of(command: Sequence[str] | Callable[..., object]) -> str:
     if callable(command):
         return name_of(command)
-    text = " ".join(" ".join(map(str, command)).split())
+    text = " ".join(" ".join(map(str, command)).split()) if isinstance(command, Sequence) else str(command)
     return text if len(text) <= _NAME_CHARS else f"{text[:_NAME_CHARS]}..."
 
 
 def _is_health(value: object) -> bool:
     if isinstance(value, re.Pattern):
         return isinstance(value.pattern, str)
-    return callable(value) or value == TCP or re.fullmatch("/[!-~]*", str(value)) is not None
+    return callable(value) or value == TCP or (isinstance(value, str) and re.fullmatch("/[!-~]*", value) is not None)
 
 
-def _groups_of(expression: object) -> int:
+def _groups_of(expression: str) -> int:
     try:
-        return re.compile(str(expression)).groups
+        return re.compile(expression).groups
     except re.error:
         return -1

@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
@@ -94,7 +95,12 @@ KEEPER_EVENTS: Family[KeeperEvent] = Family("message of the keeper of a service"
 def main(text: str) -> NoReturn:
     """Be the keeper, in the interpreter that the runner starts."""
     order = KEEPER_ORDERS.from_wire(text)
-    _Keeper(order).run()
+    try:
+        _Keeper(order).run()
+    finally:
+        # A runner that lives still needs the log, and removes it.
+        if os.getppid() != order.runner_pid:
+            shutil.rmtree(order.folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -104,7 +110,7 @@ class _Keeper:
         self._control = socket.socket(fileno=order.control_fd)
         self._runner = os.pidfd_open(order.runner_pid)
         if os.getppid() != order.runner_pid:
-            os._exit(1)
+            sys.exit(1)
 
     def run(self) -> None:
         become_subreaper()
@@ -124,8 +130,6 @@ class _Keeper:
             killed, leaked = self._end_processes(service.pid)
             # Before its own socket is closed, so that no other service has got the port meanwhile.
             port_taken = bool(port) and not is_free(port)
-        if os.getppid() != self._order.runner_pid:
-            shutil.rmtree(self._order.folder, ignore_errors=True)
         self._tell(Over(tuple(killed), tuple(leaked), port_taken))
 
     def _tell(self, event: KeeperEvent) -> None:

@@ -30,19 +30,6 @@ from dist_testing import start_processes
 from dist_testing.services import Service
 """
 _SETTINGS = "[pytest]\naddopts = -p dist_testing.core.pytest.plugin --strict-markers\n"
-# The server of docs/services.md.
-_WEIGHTS = """
-import http.server
-
-class Weights(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"0.5")
-
-def serve(port):
-    http.server.ThreadingHTTPServer(("127.0.0.1", port), Weights).serve_forever()
-"""
 # Reads the options, and does not begin a session: some need a terminal, or files.
 _PARSE = """
 import pathlib, shlex, sys
@@ -73,7 +60,6 @@ def _blocks(language: str) -> Iterator[tuple[str, str]]:
 def test_tests_pass_and_scripts_end_without_an_error(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a user who copies an example from a page has a test that fails."""
     write_file(tmp_path, "pytest.ini", _SETTINGS)
-    write_file(tmp_path, "weights.py", _WEIGHTS)
     tests: list[str] = []
     scripts: list[str] = []
     for name, text in _blocks("python"):

@@ -59,7 +59,39 @@ _SCRIPT = """
         assert [one["rank"] for one in found] == [0, 1], found
         assert all(one["value"].tolist() == [32.0, 32.0] and one["env"] == "2" for one in found), found
 
+    def check_two_callers():
+        # The second call begins while the first one reads a value, and holds a lock for that, as an import does.
+        module = sys.modules["dist_testing.functions.run"]
+        one_call, load, found, runner = module._one_call, torch.load, [], os.getpid()
+        held, has_begun = threading.Lock(), threading.Event()
+        second = threading.Thread(target=lambda: found.append(dist_testing.run(held.acquire, 2, timeout=20)))
+
+        class Noting:
+            def __enter__(self):
+                if not one_call.acquire(blocking=False):
+                    has_begun.set()
+                    one_call.acquire()
+
+            def __exit__(self, *_):
+                one_call.release()
+
+        def slow_load(*args, **kwargs):
+            if os.getpid() != runner:
+                return load(*args, **kwargs)
+            torch.load = load
+            with held:
+                second.start()
+                has_begun.wait()
+                return load(*args, **kwargs)
+
+        module._one_call, torch.load = Noting(), slow_load
+        os.register_at_fork(after_in_parent=lambda: second.ident and has_begun.set())
+        found.append(dist_testing.run(dist.get_rank, 2))
+        second.join()
+        assert found == [[0, 1], [True, True]], found
+
     def main():
+        check_two_callers()
         # OpenMP's threads: in a careless child of this thread, the same computation would never end.
         torch.set_num_threads(2)
         torch.ones(BIG).sum()
@@ -73,13 +105,6 @@ _SCRIPT = """
         assert dist_testing.run(lambda: kept[0] + dist.get_rank() + int(torch.ones(BIG).sum()), 2) == [BIG + 5, BIG + 6]
         kept[0] = 7
         assert dist_testing.run(lambda: kept[0], 1) == [7], "the ranks have old values"
-        found = []
-        callers = [threading.Thread(target=lambda: found.append(dist_testing.run(dist.get_rank, 2))) for _ in range(2)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        assert found == [[0, 1], [0, 1]], found
 
         error = error_of(RunFailedError, fails, 3)
         assert (error.rank, error.phase, error.victims) == (1, "call", (0, 2)), error

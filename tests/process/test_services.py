@@ -573,3 +573,27 @@ def test_runner_is_stopped(starter: Starter, tmp_path: Path, number: int) -> Non
     starter.wait_nothing_left(_LIMIT_S)
     assert not any(map(is_alive, below))
     assert_no_folder_left(tmp_path)
+
+
+_KILLED_EARLY = """
+    import os
+    import signal
+    import subprocess
+    from dist_testing.services import Service
+
+    class Keeper(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    subprocess.Popen = Keeper
+    Service(["true"]).__enter__()
+"""
+
+
+def test_runner_is_killed_before_its_keeper_runs(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each job that is cancelled at this moment leaves a folder, for ever."""
+    write_file(tmp_path, "runner.py", _KILLED_EARLY)
+    assert starter.start(["runner.py"], tmp_path).wait() == -signal.SIGKILL
+    starter.wait_nothing_left(_LIMIT_S)
+    assert_no_folder_left(tmp_path)

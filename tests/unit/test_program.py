@@ -43,6 +43,8 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(lambda: check_program(str(tmp_path / "absent.py")))
     assert "It is a folder." in refusal(lambda: check_program(str(tmp_path)))
     assert "null" in refusal(lambda: check_program("a\0b.py"))
+    # pytest's own words would be about the name of a test.
+    assert "contains [ and ::" in refusal(lambda: check_program("a[1]/b::c.py"))
 
 
 @pytest.mark.parametrize(

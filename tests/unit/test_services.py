@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def _with_both(port: int, fd: int) -> None:
         ({"command": "python -m http.server"}, "command = 'python -m http.server'; expected a list of texts"),
         ({"command": []}, "command = []; expected a list of texts"),
         ({"command": ["sleep", 3]}, "command = ['sleep', 3]; expected a list of texts"),
+        ({"command": Path("serve")}, "command = PosixPath('serve'); expected a list of texts"),
         ({"command": lambda: None}, "which is no function of a module"),
         ({"command": Service(["a"]).wrong}, "which is no function of a module"),
         ({"command": _serve}, "the function takes model"),
@@ -49,14 +51,19 @@ def _with_both(port: int, fd: int) -> None:
         ({"command": ["a", "{port}"], "healthy": 3}, "healthy = 3; expected a path"),
         ({"command": ["a", "{port}"], "healthy": "/gesünd"}, "healthy = '/gesünd'; expected a path in ASCII"),
         ({"command": ["a"], "healthy": re.compile(b"up")}, "expected a path"),
+        ({"command": ["a", "{port}"], "healthy": Path("/")}, "healthy = PosixPath('/'); expected a path"),
         ({"command": ["a", "{port}"], "announces": "port (.*)"}, "and the command takes {port}"),
         ({"command": ["a"], "announces": "port"}, "announces = 'port'; expected a regular expression with one group"),
+        ({"command": ["a"], "announces": b"(.)"}, "announces = b'(.)'; expected a regular expression with one group"),
         ({"command": ["a"], "announces": "("}, "announces = '('; expected a regular expression with one group"),
         ({"command": ["a"], "fixed_port": 80}, "fixed_port = 80, which the command does not take"),
         ({"command": ["a", "{port}"], "fixed_port": 65536}, "fixed_port = 65536; expected a number from 0 to 65535"),
         ({"command": ["a"], "timeout": 0}, "timeout = 0; expected a number of seconds above 0"),
         ({"command": ["a"], "grace": True}, "grace = True; expected a number of seconds above 0"),
         ({"command": ["a"], "gpus": -1}, "gpus = -1; expected a number from 0"),
+        ({"command": ["a"], "env": {"A": 5}}, "env = {'A': 5}; expected a dict of texts"),
+        ({"command": ["a"], "env": "A=5"}, "env = 'A=5'; expected a dict of texts"),
+        ({"command": ["a"], "cwd": 5}, "cwd = 5; expected a path"),
         ({"command": ["a"], "scope": "package"}, "scope = 'package'; expected one of function, class, module, session"),
     ],
 )

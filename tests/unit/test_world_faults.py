@@ -102,6 +102,8 @@ def test_a_call_asks_for_what_it_says(call: str, asked: list[Any]) -> None:
         ("wire(rate_kbit=1.5)", "wire with rate_kbit = 1.5"),
         ("wire(seed=-1)", "wire with seed = -1"),
         ("wire(loss='1%')", "wire with loss = '1%'"),
+        ("wire(others=1)", "wire with others = 1 and one_way = False, but without nodes"),
+        ("wire(one_way=True)", "wire with others = None and one_way = True, but without nodes"),
     ],
 )
 def test_an_impossible_fault_is_refused_in_three_lines(call: str, said: str) -> None:

@@ -33,7 +33,8 @@ HEADER = """\
 
 <!-- Generated from the sources. Write it anew: ./bazelw run //tools/docs:reference -->
 
-Other pages have [`World`, `world.faults` and the other public names](api/python.md), the
+Other pages have [`World` and the other public names](api/python.md), [`world.faults`](faults.md),
+[`world.record` and `world.parity`](numbers.md), and [`dist_testing.services`](services.md). Others have the
 [Starlark API](api/starlark.md), the [schema of events](reports.md#schema-2), and the
 [variables of wheels](wheels.md)."""
 

@@ -78,7 +78,7 @@ def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
 
 def names_of(method: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """Return all forms in which a list or dict of test methods may hold this one: bound or not, decorated or not."""
-    names = [method, getattr(method, "__func__", method)]
-    while (inner := getattr(names[-1], "__wrapped__", None)) is not None:
+    names = [method]
+    while inner := getattr(names[-1], "__func__", None) or getattr(names[-1], "__wrapped__", None):
         names.append(inner)
     return tuple(names)

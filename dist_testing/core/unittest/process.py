@@ -161,10 +161,14 @@ class ProcessCase(WorldCase):
     def _let_ranks_end(self, fn: Any) -> None:
         """Let the ranks go on after the end of another one, if the class takes any end of a rank, or a special one."""
         is_forgiving = any(
-            name in self.skip_return_code_checks or name in self.special_return_code_checks for name in names_of(fn)
+            name in self.skip_return_code_checks or name in self.special_return_code_checks for name in self._names(fn)
         )
         if is_forgiving and self._running is not None:
             self._running.world.supervisor.ignore_exits()
+
+    def _names(self, fn: Any) -> tuple[Callable[..., Any], ...]:
+        """Return all forms in which a class may list the test: also the one on this instance, which wraps `fn`."""
+        return (getattr(self, self._testMethodName), *names_of(fn))
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         """Wait for the ranks, in the runner, and judge the test, whose method is `fn`."""
@@ -181,7 +185,7 @@ class ProcessCase(WorldCase):
         kinds = [one.kind for one in inspect.signature(self._check_return_codes).parameters.values()]
         if len(kinds) != 1 or kinds == [inspect.Parameter.VAR_POSITIONAL]:
             self._check_return_codes(fn, result.duration_s)
-        elif any(name in self.skip_return_code_checks for name in names_of(fn)):
+        elif any(name in self.skip_return_code_checks for name in self._names(fn)):
             # Those releases called only one of the two.
             self._check_no_test_errors(result.duration_s)
         else:
@@ -214,7 +218,7 @@ class ProcessCase(WorldCase):
         """
         method = fn if elapsed_time is not None else getattr(self, self._testMethodName)
         result = self._end_ranks(method)
-        names = names_of(method)
+        names = self._names(method)
         codes = self.special_return_code_checks
         special = next((int(codes[name]) for name in names if name in codes), 0)
         if any(name in self.skip_return_code_checks for name in names):
