@@ -171,6 +171,7 @@ class Watch:
         """Fail if a process that the test has not judged has failed."""
         __tracebackhide__ = True
         if problems := self._problems(judged=False):
+            # A test that has failed waits for no other process.
             self.close()
             of_unittest.clear()
             raise TestProcessError(

@@ -89,16 +89,18 @@ class _Popen(_original):  # type: ignore[type-arg]  # generic only for typing
         us = os.getpid()
         fds = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         streams = [fd if fd != -1 else number for number, fd in enumerate(fds)]
+        begun, begins = os.pipe()
         self.pid = fork()
         if self.pid == 0:
             _be_proxy(channel, us, launch, given, streams)
-        if (group := given.get("process_group", -1)) != -1:
-            # Not by the proxy: the group must be there when the test goes on.
-            os.setpgid(self.pid, group)
         internal: Any = self
         internal._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         internal._close_pipe_fds(*(given[name] for name in names))
+        # The proxy closes the other end when it is in its group, which the test may signal at once.
+        os.close(begins)
+        os.read(begun, 1)
+        os.close(begun)
 
 
 def _launch(given: dict[str, Any]) -> Launch | None:
@@ -146,6 +148,8 @@ def _be_proxy(
             os._exit(status)
         if given.get("start_new_session"):
             os.setsid()
+        if (group := given.get("process_group", -1)) != -1:
+            os.setpgid(0, group)
         life, theirs = socket.socketpair()
         request = os.memfd_create("dist-testing-launch")
         cwd = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])

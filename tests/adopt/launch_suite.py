@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,13 +91,16 @@ def test_time_is_over() -> None:
 
 
 def test_terminate() -> None:
-    command = [*_TORCHRUN, str(_SCRIPT), "--end=sleep"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
-        group = os.getpgid(process.pid)
+    with subprocess.Popen([*_TORCHRUN, str(_SCRIPT), "--end=sleep"], stdout=subprocess.PIPE) as process:
         process.terminate()
         assert process.wait(60) != 0
-        # `os.killpg` finds it.
-        assert group == process.pid
+
+
+@pytest.mark.parametrize("place", [{"process_group": 0}, {"start_new_session": True}], ids=["group", "session"])
+def test_end_of_group(place: dict[str, Any]) -> None:
+    process = subprocess.Popen([*_TORCHRUN, str(_SCRIPT), "--end=sleep"], **place)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_wrong_option() -> None:

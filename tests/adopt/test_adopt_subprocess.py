@@ -30,7 +30,8 @@ def test_a_suite_has_the_verdicts_of_its_own_harness(starter: Starter, tmp_path:
     has_torchrun = Path(sys.executable).with_name("torchrun").exists()
     Ended(child.wait(), child.log).check(
         passed="test_run test_launch test_asyncio test_failure_is_expected[raise] test_failure_is_expected[signal] "
-        f"test_time_is_over test_terminate test_wrong_option test_other_commands {'test_check_call' * has_torchrun}",
+        "test_end_of_group[group] test_end_of_group[session] test_time_is_over test_terminate test_wrong_option "
+        f"test_other_commands {'test_check_call' * has_torchrun}",
         failed="test_fails",
         # One report for both ranks: the culprit, and what happened to the other rank.
         log=["rank 1 exited with code 7 in call", "Victims: rank 0"],

@@ -170,7 +170,13 @@ def test_an_interrupted_audit_ends_the_suite(tmp_path: Path, number: signal.Sign
     file.write_text(code, encoding="utf-8")
     env = {**os.environ, **environment(), "TMPDIR": str(tmp_path)}
     running = subprocess.Popen(
-        [sys.executable, *words, file], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, *words, file],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # What a script runs in the background, such as these tests, has Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until_s = time.monotonic() + 120
     while not (started.exists() and started.read_text()) and time.monotonic() < until_s:
