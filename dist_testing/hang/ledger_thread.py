@@ -199,8 +199,8 @@ def read_ledger(main: int, ours: set[int], *, for_calls: bool = False) -> Ledger
 
 
 def _read(main: int, ours: set[int]) -> Ledger:
-    frames = sys._current_frames()
-    frame = frames[main]
+    # In no variable: with this function's own frame it would be a cycle that keeps the test's objects alive.
+    frame = sys._current_frames()[main]
     wait = wait_of(frame)
     place, position = _place_and_position(frame)
     c10d = sys.modules.get(C10D)
@@ -219,7 +219,7 @@ def _read(main: int, ours: set[int]) -> Ledger:
         waits=() if wait is None else (wait,),
         place=place,
         position=position,
-        others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
+        others=(*_others({main, *ours}), *_other_backends(c10d)),
         device_calls=tuple(with_details(_kept(device_calls())[-_MAX_DEVICE_CALLS:], groups)),
     )
 
@@ -260,8 +260,8 @@ def _place_and_position(frame: FrameType) -> tuple[str, int]:
     return next(iter(own or installed), "")[:MAX_TEXT], position & _LARGEST_POSITION
 
 
-def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
-    for ident in frames.keys() - ours:
+def _others(ours: set[int]) -> Iterator[str]:
+    for ident in sys._current_frames().keys() - ours:
         # Without the lock of `threading`, which the test may hold.
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         name = "" if thread is None else str(thread.name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dist_testing.core.bazel import watch as runner_watch
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch import fork_server
 from dist_testing.hang.analysis import RankView, analyse
@@ -29,6 +32,7 @@ from dist_testing.hang.ledger_thread import LedgerThread, read_ledger
 from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.waits import C10D, wait_of
 from dist_testing.hang.watch import DeadlockDetector, collect_ledgers
+from dist_testing.threaded import members
 from tests.support.hang_machine import call, view
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -300,6 +304,32 @@ def test_line_of_the_test(files: list[str], place: str) -> None:
     ledger = call()
     assert isinstance(ledger, Ledger)
     assert ledger.place == place
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda main: read_ledger(main, set()),
+        lambda _: runner_watch._stacks(()),
+        lambda _: members._activity((), ()),
+    ],
+    ids=["ledger", "stacks of the runner", "what threads do"],
+)
+def test_a_look_at_frames_keeps_nothing_alive(look: Callable[[int], object]) -> None:
+    """If this fails, a group that a test has left keeps its connections, and a peer that waits for its end hangs."""
+
+    def test() -> weakref.ref[Any]:
+        group = torch.zeros(1)
+        helper = threading.Thread(target=look, args=(threading.get_ident(),))
+        helper.start()
+        helper.join()
+        return weakref.ref(group)
+
+    gc.disable()
+    try:
+        assert test()() is None
+    finally:
+        gc.enable()
 
 
 def test_line_of_a_coroutine_that_waits() -> None:
