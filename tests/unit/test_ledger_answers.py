@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed import distributed_c10d
 
 from dist_testing.core.bazel import watch as runner_watch
 from dist_testing.core.ground.errors import MessageError
@@ -304,6 +305,21 @@ def test_line_of_the_test(files: list[str], place: str) -> None:
     ledger = call()
     assert isinstance(ledger, Ledger)
     assert ledger.place == place
+
+
+@pytest.mark.parametrize("own", [(1, 2), (0, 2), (1, 4)])
+def test_ranks_that_torch_counts_in_another_way(monkeypatch: pytest.MonkeyPatch, own: tuple[int, int]) -> None:
+    """If this fails, a test that reorders or divides its ranks is stopped, and the report blames the wrong rank."""
+    group = mock.Mock(rank=lambda: 1, size=lambda: 2)
+    world: Any = distributed_c10d._world
+    monkeypatch.setattr(world, "default_pg", group)
+    monkeypatch.setitem(world.pg_names, group, "0")
+    monkeypatch.setitem(world.pg_group_ranks, group, {0: 0, 1: 1})
+    ledger = read_ledger(threading.get_ident(), set(), own)
+    assert isinstance(ledger, Ledger)
+    is_same = own == (1, 2)
+    assert ledger.groups == ({"0": (0, 1)} if is_same else {})
+    assert ledger.others == (() if is_same else ("a default group with other numbers of ranks",))
 
 
 @pytest.mark.parametrize(
