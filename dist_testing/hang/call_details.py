@@ -53,6 +53,8 @@ _VALUES = (_REDUCTION, *_ROOTS, *(f"group_{name}" for name in _ROOTS))
 # torch's default.
 _SUM = "RedOpType.SUM"
 _NAMED_REDUCTION = re.compile(r"\w+\.(\w+)")
+# Files with the function that stands before a deprecated one of torch. Python has its own from 3.13 on.
+_MARKS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py")
 # The name of the variable that the cell belongs to.
 _CELL = "func"
 
@@ -94,7 +96,8 @@ def _watch(c10d: ModuleType) -> None:
             continue
         cell = logged.__closure__[0]
         function = cell.cell_contents
-        if getattr(function, "__module__", "") == C10D:
+        # A deprecated one warns of the line that calls it, which has to stay one of torch. It calls another of these.
+        if getattr(function, "__module__", "") == C10D and not hasattr(function, "__deprecated__"):
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             takes = {value: names.index(value) for value in _VALUES if value in names}
             cell.cell_contents = _noting(function, takes, folder)
@@ -115,7 +118,7 @@ def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str)
     def collective(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(folder):
+        while frame is not None and ((file := frame.f_code.co_filename).startswith(folder) or file.endswith(_MARKS)):
             frame = frame.f_back
         if frame is None:
             return function(*args, **kwargs)

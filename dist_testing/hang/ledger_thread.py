@@ -72,7 +72,7 @@ class LedgerService(RankService):
     def start(self) -> None:
         """Start the helper thread. Threads find out themselves who waits for whom."""
         if not self._start.request.in_process_of:
-            LedgerThread(self._start.stacks_fd)
+            LedgerThread(self._start.stacks_fd, (self._start.rank, self._start.request.size))
 
 
 class LedgerThread:
@@ -81,12 +81,14 @@ class LedgerThread:
     # The one whose thread steps aside when the process forks.
     in_use: ClassVar[LedgerThread | None] = None
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, own: tuple[int, int] = (0, 1)) -> None:
         """Start the thread; the calling thread is the one that runs the test.
 
-        `fd` is a Unix socket that requests come from and answers go to; it stays the caller's.
+        `fd` is a Unix socket that requests come from and answers go to; it stays the caller's. `own` are the number
+        of this rank in its world and the size of the world.
         """
         self._fd = fd
+        self._own = own
         self._main = threading.get_ident()
         self._ident = 0
         self._native_id = 0
@@ -150,7 +152,7 @@ class LedgerThread:
                 if not request:
                     return False
                 with LOOKING:
-                    answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
+                    answer = read_ledger(self._main, {self._ident}, self._own, for_calls=bool(request[0] & FOR_CALLS))
                 channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
@@ -189,24 +191,30 @@ def encoded(answer: LedgerAnswer) -> bytes:
         return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
 
 
-def read_ledger(main: int, ours: set[int], *, for_calls: bool = False) -> LedgerAnswer:
+def read_ledger(main: int, ours: set[int], own: tuple[int, int] = (0, 1), *, for_calls: bool = False) -> LedgerAnswer:
     """Read the ledger of this process, or all its calls. The test runs on the thread `main`; `ours` are no test's."""
     try:
-        return calls_made(most=_MOST_CALLS) if for_calls else _read(main, ours)
+        return calls_made(most=_MOST_CALLS) if for_calls else _read(main, ours, own)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
         return NoLedger(f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
 
-def _read(main: int, ours: set[int]) -> Ledger:
-    frames = sys._current_frames()
-    frame = frames[main]
+def _read(main: int, ours: set[int], own: tuple[int, int]) -> Ledger:
+    # In no variable: with this function's own frame it would be a cycle that keeps the test's objects alive.
+    frame = sys._current_frames()[main]
     wait = wait_of(frame)
     place, position = _place_and_position(frame)
     c10d = sys.modules.get(C10D)
     recorded, is_complete = recorded_calls()
     calls = recorded or []
     groups = known_groups()
+    others = [*_others({main, *ours}), *_other_backends(c10d)]
+    default: Any = c10d.GroupMember.WORLD if c10d is not None else None
+    if default is not None and (default.rank(), default.size()) != own:
+        # In a smaller or reordered world, torch's numbers mean other ranks than those of the runner.
+        groups = {}
+        others.append("a default group with other numbers of ranks")
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
@@ -219,7 +227,7 @@ def _read(main: int, ours: set[int]) -> Ledger:
         waits=() if wait is None else (wait,),
         place=place,
         position=position,
-        others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
+        others=tuple(others),
         device_calls=tuple(with_details(_kept(device_calls())[-_MAX_DEVICE_CALLS:], groups)),
     )
 
@@ -260,8 +268,8 @@ def _place_and_position(frame: FrameType) -> tuple[str, int]:
     return next(iter(own or installed), "")[:MAX_TEXT], position & _LARGEST_POSITION
 
 
-def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
-    for ident in frames.keys() - ours:
+def _others(ours: set[int]) -> Iterator[str]:
+    for ident in sys._current_frames().keys() - ours:
         # Without the lock of `threading`, which the test may hold.
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         name = "" if thread is None else str(thread.name)

@@ -2,8 +2,8 @@
 
 Every look costs a rank some milliseconds of a thread that does nothing else, so the cheap question comes first: the
 kernel knows which rank has used the CPU. The ledgers are asked for when no rank has, and again a moment later. A hang
-is proven if both times no rank could go on, if nothing has changed in between, and if no thread of any rank was about
-to run: then also nothing is on the way between them.
+is proven if both times no rank could go on, and if nothing has changed in between. Nothing may be on the way between
+them either: no rank has written, and then each thread of each rank was seen asleep.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
-from dist_testing.core.ground.procfs import stat_of, threads_of
+from dist_testing.core.ground.procfs import stat_of, threads_of, writes_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Ledger, LedgerAnswer, NoLedger, limits_of
 from dist_testing.hang.story import (
@@ -101,6 +101,7 @@ class DeadlockDetector(WorldWatcher):
         self._first: list[RankView] | None = None
         self._first_s = 0.0
         self._awake: set[str] | None = None
+        self._writes: list[bytes] = []
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 
@@ -188,14 +189,20 @@ class DeadlockDetector(WorldWatcher):
         return False
 
     def _is_asleep(self) -> bool:
-        """Whether every thread of every rank has been seen asleep since the first of two equal looks.
+        """Whether every thread of every rank has been seen asleep since the first look, and since the last write.
 
         Threads of gloo wake up every 10 ms, and on a busy machine they wait for a CPU most of that time. A thread that
-        was asleep at one moment had nothing left to do at that moment.
+        was asleep at one moment had nothing left to do at that moment. It gets more to do only if a thread calls
+        write(2), as for each message of gloo and each answer of a store; answers to the runner take send(2).
         """
         awake = {thread for record in self._records for thread in _awake(record.pid)}
-        self._awake = awake if self._awake is None else self._awake & awake
-        return not self._awake
+        # After the threads: none of them may have passed a message on to one that was seen before it.
+        writes = [writes_of(record.pid) for record in self._records]
+        if writes != self._writes:
+            self._writes, self._awake = writes, None
+        else:
+            self._awake = awake if self._awake is None else self._awake & awake
+        return self._awake == set()
 
     def ask(self, limit_s: float) -> Analysis:
         """Ask all ranks for their ledgers now, for `limit_s` seconds, and note what they say as `latest`."""

@@ -1,4 +1,4 @@
-"""Reads the arguments of a group's methods: tensors, time limits and reduce operations. Raises `ValueError`.
+"""Reads the arguments of a group's methods: tensors, time limits and reduce operations. Raises `ArgumentError`.
 
 A group is called in two styles. `torch.distributed`'s functions pass lists and an options object (`AllreduceOptions`
 and others); the object-style API of `torch.distributed.ProcessGroup` passes plain tensors, an operation and a timeout.
@@ -19,6 +19,10 @@ from dist_testing.threaded.data import tensor_text
 Tensors: TypeAlias = Sequence[Tensor]
 
 
+class ArgumentError(ValueError, RuntimeError):
+    """A rank's own arguments do not fit. For these, gloo raises a RuntimeError, and NCCL a ValueError."""
+
+
 def listed(tensors: Any) -> list[Tensor]:
     """Return a list of tensors: the given list, or a list of the one given tensor."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
@@ -29,7 +33,7 @@ def single(tensors: Any) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
-        raise ValueError(f"{len(tensors)} tensors; expected one, because each rank has one device here")
+        raise ArgumentError(f"{len(tensors)} tensors; expected one, because each rank has one device here")
     tensor: Tensor = tensors[0]
     return tensor
 
@@ -37,13 +41,13 @@ def single(tensors: Any) -> Tensor:
 def check_pairs(outputs: Sequence[object], inputs: Sequence[object]) -> None:
     """Check that there are as many outputs as inputs."""
     if len(outputs) != len(inputs):
-        raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs; expected one output for each input")
+        raise ArgumentError(f"{len(outputs)} outputs and {len(inputs)} inputs; expected one output for each input")
 
 
 def check_same_size(value: Tensor, output: Tensor) -> None:
     """Check that a rank's own part has the dtype and the number of elements of its output."""
     if value.dtype != output.dtype or value.numel() != output.numel():
-        raise ValueError(
+        raise ArgumentError(
             f"{tensor_text(value)} does not fit into {tensor_text(output)}, where this rank's own part goes; "
             "both need the same dtype and number of elements"
         )
@@ -85,14 +89,14 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Ten
     if op is None:
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     if not tensors:
-        raise ValueError("no tensors to reduce; expected at least one")
+        raise ArgumentError("no tensors to reduce; expected at least one")
     name = dist.ReduceOp.RedOpType(int(getattr(op, "op", op))).name
     for tensor in tensors:
         _check_defined(name, tensor.dtype, tensor.layout)
     if name != "PREMUL_SUM":
         return name, None
     if isinstance(op, dist.ReduceOp.RedOpType):
-        raise ValueError(
+        raise ArgumentError(
             "ReduceOp.PREMUL_SUM without a factor.\n"
             "The name alone does not say by what this rank's tensors are multiplied.\n"
             "Create the operation with torch.distributed._make_nccl_premul_sum(factor)."
@@ -103,7 +107,7 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Ten
 
 def _check_defined(name: str, dtype: torch.dtype, layout: torch.layout) -> None:
     if layout is not torch.strided:
-        raise ValueError(
+        raise ArgumentError(
             f'A tensor of layout {layout} cannot be reduced by backend "threaded".\n'
             "This backend reduces dense tensors only.\n"
             'Convert it with to_dense(), or use backend "gloo", which supports sparse all_reduce.'
@@ -117,7 +121,7 @@ def _check_defined(name: str, dtype: torch.dtype, layout: torch.layout) -> None:
     else:
         is_defined = name in ("SUM", "PRODUCT")
     if not is_defined:
-        raise ValueError(
+        raise ArgumentError(
             f"ReduceOp.{name} is not defined for {str(dtype).removeprefix('torch.')} tensors.\n"
             "BAND, BOR and BXOR need integers or bool, MIN and MAX any dtype but complex ones, AVG and PREMUL_SUM any "
             "dtype but bool.\n"

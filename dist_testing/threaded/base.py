@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
-from dist_testing.threaded.arguments import Tensors, single, text_of
+from dist_testing.threaded.arguments import ArgumentError, Tensors, single, text_of
 from dist_testing.threaded.data import Share
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
@@ -161,7 +161,7 @@ class GroupBase(dist.ProcessGroup):
         for rank in new_ranks:
             self._check_rank(rank)
         if not new_ranks or len(set(new_ranks)) < len(new_ranks):
-            raise ValueError(f"new_ranks = {list(new_ranks)}; expected one or more ranks, each once")
+            raise ArgumentError(f"new_ranks = {list(new_ranks)}; expected one or more ranks, each once")
         split = self._shared.split(self._rank, new_ranks)
         if split is None:
             return None
@@ -238,23 +238,23 @@ class GroupBase(dist.ProcessGroup):
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._size:
-            raise ValueError(f"rank {rank} of a group of {self._size}; its ranks are 0 to {self._size - 1}")
+            raise ArgumentError(f"rank {rank} of a group of {self._size}; its ranks are 0 to {self._size - 1}")
 
     def _one_per_rank(self, tensors: Any, what: str) -> list[Tensor]:
         # torch.distributed's functions pass a list per device of the rank; the object-style API passes one plain list.
         if tensors and not isinstance(tensors[0], Tensor):
             if len(tensors) != 1:
-                raise ValueError(
+                raise ArgumentError(
                     f"{len(tensors)} lists of tensors; expected one, because each rank has one device here"
                 )
             tensors = tensors[0]
         if len(tensors) != self._size:
-            raise ValueError(f"{len(tensors)} tensors in a group of {self._size}; expected {what} for each rank")
+            raise ArgumentError(f"{len(tensors)} tensors in a group of {self._size}; expected {what} for each rank")
         return list(tensors)
 
     def _check_is_whole(self, whole: Tensor, part: Tensor, whole_name: str, part_name: str) -> None:
         if whole.dtype != part.dtype or whole.numel() != part.numel() * self._size:
-            raise ValueError(
+            raise ArgumentError(
                 f"the {whole_name} is {data.tensor_text(whole)} and the {part_name} {data.tensor_text(part)}, in a "
                 f"group of {self._size}; the {whole_name} holds one {part_name} per rank, of the same dtype"
             )
@@ -264,13 +264,13 @@ class GroupBase(dist.ProcessGroup):
         sizes = [int(size) for size in (() if sizes is None else sizes)]
         if not sizes:
             if tensor.dim() == 0 or tensor.shape[0] % self._size:
-                raise ValueError(
+                raise ArgumentError(
                     f"the {what} is {data.tensor_text(tensor)}, in a group of {self._size}; its first dimension cannot "
                     f"be cut into equal parts. Give {what}_split_sizes"
                 )
             return list(tensor.detach().tensor_split(self._size))
         if len(sizes) != self._size or sum(sizes) != tensor.shape[0]:
-            raise ValueError(
+            raise ArgumentError(
                 f"{what}_split_sizes = {sizes} for {data.tensor_text(tensor)}, in a group of {self._size}; "
                 "expected one size per rank, and their sum has to be the first dimension"
             )

@@ -14,7 +14,6 @@ may lie on different devices.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -181,13 +180,12 @@ def _write_checked(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     if not outputs:
         return
-    # torch refuses to write to a tensor of inference mode outside that mode. Other backends write to its memory.
-    with torch.inference_mode() if any(map(Tensor.is_inference, outputs)) else contextlib.nullcontext():
-        torch._foreach_copy_(
-            # Even while it is off, autograd records writes to these tensors and shows them in their grad_fn.
-            [output.detach() if output.requires_grad or output._is_view() else output for output in outputs],
-            [
-                value if value.shape == output.shape else value.reshape(output.shape)
-                for output, value in zip(outputs, values, strict=True)
-            ],
-        )
+    # The tensors without autograd's view of them, as other backends write to their memory: no grad_fn, no new version,
+    # and no refusal for one of inference mode.
+    torch._foreach_copy_(
+        [output.data for output in outputs],
+        [
+            value if value.shape == output.shape else value.reshape(output.shape)
+            for output, value in zip(outputs, values, strict=True)
+        ],
+    )

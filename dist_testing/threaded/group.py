@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import (
+    ArgumentError,
     Tensors,
     check_pairs,
     check_same_size,
@@ -64,7 +65,7 @@ class ThreadedGroup(GroupBase):
 
     All collectives raise at the call, on this rank alone:
 
-    - ValueError: If the arguments do not fit together, or name a rank that the group does not have.
+    - ArgumentError: If the arguments do not fit together, or name a rank that the group does not have.
     - UsageError: If this rank has destroyed the group.
     - PeerFailedError: If a rank of the world has failed.
 
@@ -97,7 +98,7 @@ class ThreadedGroup(GroupBase):
         `outputs` has one list for each rank. In the list of rank r, output i is for the input at index i of rank r.
         """
         if len(outputs) != self._size:
-            raise ValueError(
+            raise ArgumentError(
                 f"{len(outputs)} lists of outputs in a group of {self._size}; expected a list of outputs for each rank"
             )
         for of_rank in outputs:

@@ -325,6 +325,8 @@ def _activity(members: Iterable[Member], waits: Iterable[Wait]) -> str:
             doing[_wait_text(wait)].append(wait.member.rank)
     waiting = {wait.member for wait in waits}
     frames = sys._current_frames()
+    # This function's own frame: a cycle that would keep the frames of all threads alive, with the objects of a test.
+    del frames[threading.get_ident()]
     for member in members:
         if member.threads == 0:
             doing["ended"].append(member.rank)

@@ -49,8 +49,8 @@ def _is_users(file: str) -> bool:
     folders = (Path(__file__).parent, Path(torch_file).parent, Path(__file__).parents[1] / "hang")
     if file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders))):
         return False
-    # torch's decorators and context managers add frames of contextlib and functools.
-    return Path(file).parent != Path(threading.__file__).parent
+    # torch's decorators and context managers add frames of contextlib and functools, and of what marks deprecated ones.
+    return Path(file).parent != Path(threading.__file__).parent and Path(file).name != "typing_extensions.py"
 
 
 @dataclass(slots=True, eq=False)

@@ -71,6 +71,12 @@ _SOURCE = """
         dist.barrier()
         assert world.rank != 2
         dist.all_reduce(torch.ones(3))
+
+    @pytest.mark.filterwarnings("error", "ignore::FutureWarning:torch.distributed.c10d_logger")
+    @pytest.mark.distributed(world_size=2)
+    def test_deprecated(world):
+        # torch's mark stands between the test and the call, and warns of the line that calls it.
+        dist.all_gather_into_tensor(torch.ones(6), torch.ones(3)) if world.rank else dist.barrier()
 """
 _OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:12)"
 _CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:12)"
@@ -86,6 +92,8 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
         "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:12), ranks ",
         "test_skip (world of 3)": f"{first}: rank 1 {_OTHER}, ranks 0, 2 {_CALL}; then ranks disagree about a skip: ",
         "test_left_out (world of 3)": f"{first}: rank 1 calls all_reduce of [[3]] Float (test_cases.py:",
+        "test_deprecated (world of 2)": f"{first}: rank 0 calls barrier (test_cases.py:70), "
+        "rank 1 calls all_gather (test_cases.py:70)",
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",
     }.items():
         assert f"{name}: {said}" in ended.log
@@ -104,12 +112,13 @@ def test_lines_of_threads(starter: Starter, tmp_path: Path) -> None:
 
         @pytest.mark.distributed(world_size=2)
         def test_threads(world):
-            dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if world.rank else dist.ReduceOp.SUM)
+            dist.all_gather_into_tensor(torch.ones(6), torch.ones(3)) if world.rank else dist.all_reduce(torch.ones(3))
     """
     ended = run_cases(starter, tmp_path, source, "--dist-backend=threaded")
     assert (
-        "the calls of its ranks differ: rank 0 all_reduce(SUM, float32[3]); rank 1 all_reduce(MAX, float32[3])"
+        "the calls of its ranks differ: rank 0 all_reduce(SUM, float32[3]); rank 1 all_gather_into_tensor(float32[3])"
         in ended.log
     )
-    assert "test_cases.py:8 in test_threads" in ended.log
+    for call in ("all_reduce(SUM, float32[3])", "all_gather_into_tensor(float32[3])"):
+        assert f": {call} at {tmp_path}/test_cases.py:8 in test_threads" in ended.log
     assert "call_details" not in ended.log

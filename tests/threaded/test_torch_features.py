@@ -206,7 +206,7 @@ def test_a_world_may_have_one_rank_or_many() -> None:
 
 @on_threads()
 def test_autograd_does_not_see_collectives(rank: int) -> None:
-    """A write to a leaf that requires grad, or to a view, must neither fail nor set a grad_fn."""
+    """A write to a leaf that requires grad, or to a view, must neither fail nor set a grad_fn or a new version."""
     leaf = torch.ones(4, requires_grad=True)
     dist.all_reduce(leaf)
     assert leaf.is_leaf
@@ -215,6 +215,8 @@ def test_autograd_does_not_see_collectives(rank: int) -> None:
     view = base[0]
     dist.broadcast(view, src=0)
     assert view.grad_fn is None
+    # A backward pass refuses a saved tensor that has got a new version since.
+    assert leaf._version == base._version == 0
     with torch.inference_mode():
         tensor = torch.full((2,), float(rank))
         dist.all_reduce(tensor)

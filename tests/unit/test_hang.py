@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
+from dist_testing.core.ground.procfs import writes_of
+from dist_testing.hang import watch
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Ledger, Wait, WaitKind
 from dist_testing.hang.ledger_thread import read_ledger
@@ -232,6 +236,41 @@ def test_a_look_before_a_fault_on_purpose_is_forgotten(is_undisturbed: bool) -> 
     detector.latest = before = HangStory(analyse(_two(), LIMITS))
     detector.poll(-math.inf)
     assert detector.latest is (before if is_undisturbed else None)
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_proven"),
+    [
+        # A message goes from a thread of one rank to one of another, and the two have little time on the CPU.
+        ([({"io 0"}, b"1"), ({"io 1"}, b"2"), ({"io 0"}, b"3")], False),
+        ([(set(), b"1"), (set(), b"2")], False),
+        # The threads of gloo look for work, and there is none.
+        ([({"io 0"}, b"1"), ({"io 1"}, b"1"), ({"io 0"}, b"1")], True),
+    ],
+)
+def test_threads_that_were_asleep_at_different_moments(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[set[str], bytes]], is_proven: bool
+) -> None:
+    """If this fails, a correct test on a busy machine is stopped, or its real deadlock waits for the deadline."""
+    detector = DeadlockDetector(mock.Mock(records=[mock.Mock(pid=1)], stacks_fds={}, group_limit_s=1.0))
+    detector.begin_case(mock.Mock())
+    seen = []
+    for awake, writes in looks:
+        monkeypatch.setattr(watch, "_awake", lambda _, awake=awake: awake)
+        monkeypatch.setattr(watch, "writes_of", lambda _, writes=writes: writes)
+        seen.append(detector._is_asleep())
+    assert seen[-1] == is_proven
+
+
+def test_kernel_counts_the_messages_of_gloo_and_not_the_answers_to_the_runner() -> None:
+    """If this fails, a message that is on its way is not noticed, or no hang is proven."""
+    here, there = socket.socketpair()
+    with here, there:
+        before = writes_of(os.getpid())
+        here.send(b"an answer")
+        assert writes_of(os.getpid()) == before
+        os.writev(here.fileno(), [b"a message"])
+        assert writes_of(os.getpid()) != before
 
 
 _BEGUN_NS, _ENDED_NS = 1795358564972419942, 1795358564972619942

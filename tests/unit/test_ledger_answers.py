@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +22,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed import distributed_c10d
 
+from dist_testing.core.bazel import watch as runner_watch
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch import fork_server
 from dist_testing.hang.analysis import RankView, analyse
@@ -29,6 +33,7 @@ from dist_testing.hang.ledger_thread import LedgerThread, read_ledger
 from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.waits import C10D, wait_of
 from dist_testing.hang.watch import DeadlockDetector, collect_ledgers
+from dist_testing.threaded import members
 from tests.support.hang_machine import call, view
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -300,6 +305,47 @@ def test_line_of_the_test(files: list[str], place: str) -> None:
     ledger = call()
     assert isinstance(ledger, Ledger)
     assert ledger.place == place
+
+
+@pytest.mark.parametrize("own", [(1, 2), (0, 2), (1, 4)])
+def test_ranks_that_torch_counts_in_another_way(monkeypatch: pytest.MonkeyPatch, own: tuple[int, int]) -> None:
+    """If this fails, a test that reorders or divides its ranks is stopped, and the report blames the wrong rank."""
+    group = mock.Mock(rank=lambda: 1, size=lambda: 2)
+    world: Any = distributed_c10d._world
+    monkeypatch.setattr(world, "default_pg", group)
+    monkeypatch.setitem(world.pg_names, group, "0")
+    monkeypatch.setitem(world.pg_group_ranks, group, {0: 0, 1: 1})
+    ledger = read_ledger(threading.get_ident(), set(), own)
+    assert isinstance(ledger, Ledger)
+    is_same = own == (1, 2)
+    assert ledger.groups == ({"0": (0, 1)} if is_same else {})
+    assert ledger.others == (() if is_same else ("a default group with other numbers of ranks",))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda main: read_ledger(main, set()),
+        lambda _: runner_watch._stacks(()),
+        lambda _: members._activity((), ()),
+    ],
+    ids=["ledger", "stacks of the runner", "what threads do"],
+)
+def test_a_look_at_frames_keeps_nothing_alive(look: Callable[[int], object]) -> None:
+    """If this fails, a group that a test has left keeps its connections, and a peer that waits for its end hangs."""
+
+    def test() -> weakref.ref[Any]:
+        group = torch.zeros(1)
+        helper = threading.Thread(target=look, args=(threading.get_ident(),))
+        helper.start()
+        helper.join()
+        return weakref.ref(group)
+
+    gc.disable()
+    try:
+        assert test()() is None
+    finally:
+        gc.enable()
 
 
 def test_line_of_a_coroutine_that_waits() -> None:

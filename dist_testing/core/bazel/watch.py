@@ -97,8 +97,10 @@ def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return the stacks of all threads in faulthandler's format; `frames` are those of the main thread."""
     texts = [_stack("the main thread", frames)]
     current = sys._current_frames()
+    # This function's own frame: a cycle that would keep the frames of all threads alive, with the objects of a test.
+    del current[threading.get_ident()]
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.ident in current:
+        if thread.ident in current:
             texts.append(_stack(repr(thread.name), traceback.walk_stack(current[thread.ident])))
     return "\n\n".join(texts)
 

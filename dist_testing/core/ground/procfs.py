@@ -52,6 +52,11 @@ def status_of(pid: int | None, field: str, thread: str = "") -> str:
     return rest.partition(b"\n")[0].decode("ascii").strip()
 
 
+def writes_of(pid: int | None) -> bytes:
+    """Return how often a process has called write(2) or writev(2), in files and sockets; b"" if that is not known."""
+    return content_of(f"/proc/{pid}/io").partition(b"syscw: ")[2].partition(b"\n")[0]
+
+
 def blocked_signals(pid: int | None, thread: str) -> int:
     """Return the mask of the signals that a thread blocks, with bit 0 for signal 1."""
     return int(status_of(pid, "SigBlk", thread) or "0", 16)
