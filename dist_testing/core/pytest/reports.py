@@ -115,12 +115,18 @@ def _command_alone(item: pytest.Item, target: str) -> str:
 
 def _kept(given: list[str], paths: list[str]) -> list[str]:
     """Return the arguments that can decide about a case, without the tests that they name."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in _FLAGS:
         parser.add_argument(option, action="count")
     for option in _WITH_VALUE:
         parser.add_argument(option, action="append")
-    _, kept = parser.parse_known_args(given)
+    # The parser of Python 3.11 and 3.12 takes -s in -xvs as a value of -v.
+    given = [re.sub("^-[lqvx]+(?=[A-Za-z])", "-", argument) for argument in given]
+    try:
+        _, kept = parser.parse_known_args(given)
+    except argparse.ArgumentError:
+        # A conftest has given such an option another meaning.
+        kept = list(given)
     for path in paths:
         # A path in an ini file or in the environment is not among them.
         if path in kept:
