@@ -247,8 +247,12 @@ def test_a_torch_that_cannot_be_imported_is_told(starter: Starter, tmp_path: Pat
 
 
 def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test passes although a hook has made it fail, as plugins for soft assertions do."""
+    """If this fails, a test passes although a hook has made it fail, or a hook that reads fixtures ends the session.
+
+    Plugins for soft assertions make tests fail.
+    """
     conftest = """
+        import contextlib
         import pytest
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -264,6 +268,11 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
                 report.outcome, report.longrepr = "failed", found["teardown"]
             if found.get("forgive"):
                 report.outcome, report.longrepr = "passed", None
+            with contextlib.suppress(KeyError):
+                if report.failed and "tmp_path" in item.fixturenames:
+                    # As in pytest's documentation.
+                    report.sections.append(("folder", f"is {item.funcargs['tmp_path']}"))
+                    report.sections.append(("folder", item.funcargs["no_fixture"]))
             return report
     """
     write_file(tmp_path, "conftest.py", conftest)
@@ -277,7 +286,7 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
             if world.rank == 1:
                 found.update(outcome="failed", text="soft: two things\\nare wrong here")
 
-        def test_without_text(world):
+        def test_without_text(world, tmp_path):
             found.update(outcome="failed")
 
         def test_teardown(world):
@@ -310,5 +319,7 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
     assert "soft: two things" in ended.log
     assert "a hook of pytest set the outcome to failed, without a text" in ended.log
     assert "raised Failed: soft: after the test in teardown" in ended.log
+    assert "is <tmp_path: on the ranks only>" in ended.log
+    assert "no_fixture" not in ended.log
     assert "SKIPPED [1]" in ended.log
     assert "by a hook" in ended.log

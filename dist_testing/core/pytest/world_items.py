@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,19 @@ class RanksFailedError(CaseFailedError):
         return self._raised or type(self)
 
 
+class _ValuesOnRanks(dict[str, Any]):
+    """The values of an item's fixtures in the runner, which has none. Hooks in projects read them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, name: str) -> str:
+        if name not in self._names:
+            raise KeyError(name)
+        return f"<{name}: on the ranks only>"
+
+
 class WorldItem(pytest.Function):
     """A marked test function."""
 
@@ -70,7 +83,9 @@ class WorldItem(pytest.Function):
         """On a rank, set the fixtures up."""
         if current_world() is not None:
             super().setup()
-        elif self.config.getoption("setuponly", False):
+            return
+        self.funcargs = _ValuesOnRanks(self.fixturenames)
+        if self.config.getoption("setuponly", False):
             # With --setup-only and --setup-plan, pytest does not call the test.
             self.config.stash[RUN_KEY](self)
 
