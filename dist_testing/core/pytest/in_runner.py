@@ -312,8 +312,8 @@ class RunnerPlugin:
         is_expected = reports.expects(item, result)
         if is_expected and not result.has_only_raised:
             result, is_expected = result.with_exceptions_expected(), False
-        # Those of an earlier try of the same test are over.
-        item.user_properties[:] = [] if is_expected else reports.properties(result)
+        if not is_expected:
+            item.user_properties += reports.properties(result)
         verdict = result.verdict
         if verdict.status is Status.SKIPPED and verdict.reason.startswith(EXPECTED):
             raise pytest.xfail.Exception(verdict.reason.removeprefix(EXPECTED), pytrace=False)

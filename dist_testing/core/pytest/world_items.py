@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from dist_testing.core.session.session import loaded_class
 
 # By file: the hooks of its items in the runner.
 _HOOKS_KEY = pytest.StashKey[dict[Path, Any]]()
+# Properties that an item had before its first try.
+_PROPERTIES_KEY = pytest.StashKey[Iterable[tuple[str, object]]]()
 # pytest itself acts on them, or looks into them.
 _SPECIAL = (pytest.exit.Exception, ExceptionGroup)
 
@@ -85,6 +87,8 @@ class WorldItem(pytest.Function):
             super().setup()
             return
         self.funcargs = _ValuesOnRanks(self.fixturenames)
+        # What an earlier try of the same test has added is over.
+        self.user_properties[:] = self.stash.setdefault(_PROPERTIES_KEY, list(self.user_properties))
         if self.config.getoption("setuponly", False):
             # With --setup-only and --setup-plan, pytest does not call the test.
             self.config.stash[RUN_KEY](self)
@@ -122,7 +126,7 @@ def ended_from_outside(item: pytest.Item) -> Iterator[None]:
         yield
     except pytest.fail.Exception as error:
         decide_xfail(item, is_expected=False)
-        item.user_properties[:] = [("cause", Cause.INTERRUPTED.value)]
+        item.user_properties.append(("cause", Cause.INTERRUPTED.value))
         raise pytest.fail.Exception(
             f"{item.nodeid}: {error}\n"
             "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.\n"
