@@ -166,6 +166,30 @@ _OUTCOMES = """
     def test_fresh(world, cls):
         raise cls
 
+    # So does the mark that a test or a fixture has added, if no mark before it applies.
+
+    @pytest.mark.parametrize("error", [ValueError, KeyError, None], ids=["expected", "other", "none"])
+    def test_adds(world, request, error):
+        request.applymarker(pytest.mark.xfail(raises=ValueError, reason="added", strict=True))
+        if world.rank and error:
+            raise error
+
+    @pytest.fixture
+    def adds(request):
+        request.node.add_marker(pytest.mark.xfail(run=False, reason="would abort"))
+
+    def test_adds_before_the_call(world, adds):
+        os.abort()
+
+    @pytest.mark.xfail(raises=ValueError)
+    class TestOfClass:
+        def test_has_a_mark(self, world, request):
+            request.applymarker(pytest.mark.xfail(raises=KeyError, strict=True))
+            raise ValueError
+
+        def test_passes_anyway(self, world, request):
+            request.applymarker(pytest.mark.xfail(strict=True))
+
     @pytest.fixture
     def breaks(world):
         yield
@@ -189,13 +213,17 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     """
     ended = run_cases(starter, tmp_path, _OUTCOMES)
     ended.check(
-        xfail="test_xfail_not_run test_expected test_chosen_mark test_fresh[first] test_group[expected]",
+        xfail="test_xfail_not_run test_expected test_chosen_mark test_fresh[first] test_group[expected]"
+        " test_adds[expected] test_adds_before_the_call test_has_a_mark",
+        xpass="test_passes_anyway",
         failed="test_one_rank_skips test_xfail_crash test_xfail_leaves_a_process test_same_name test_other_mark"
-        " test_fresh[second] test_expected_and_teardown test_group[other]",
+        " test_fresh[second] test_expected_and_teardown test_group[other] test_adds[other] test_adds[none]",
         log=[
             "2 skipped",
             ": as unittest",
             ": CUDA is not available.",
+            "test_adds[none] - [XPASS(strict)] added",
+            "test_adds[expected] - added",
             "rank 1 skipped: rank 1 alone",
             "in the same way: it raised ValueError: planted in the test in call",
             "then it raised OSError: planted in the teardown in teardown",

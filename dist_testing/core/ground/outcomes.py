@@ -76,7 +76,7 @@ class ReportDetails:
     """Details of how a rank ended. A rank report has them, and so has the outcome that the runner makes of it.
 
     Attributes:
-        reason: For SKIPPED, the skip reason.
+        reason: For SKIPPED, the skip reason. For RAISED, why the test expects it by a mark that it has added; else "".
         summary: One line, such as "ValueError: boom".
         text: All details: a traceback, a stack, an explanation.
         exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`; else None.

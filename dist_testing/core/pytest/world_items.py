@@ -20,7 +20,7 @@ from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.internals import hooks_without
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
-from dist_testing.core.pytest.reports import decide_xfail, text_at_test
+from dist_testing.core.pytest.reports import decide_xfail, note_xfail_marks, text_at_test
 from dist_testing.core.session.session import loaded_class
 
 # By file: the hooks of its items in the runner.
@@ -84,6 +84,7 @@ class WorldItem(pytest.Function):
     def setup(self) -> None:
         """On a rank, set the fixtures up."""
         if current_world() is not None:
+            note_xfail_marks(self)
             super().setup()
             return
         self.funcargs = _ValuesOnRanks(self.fixturenames)

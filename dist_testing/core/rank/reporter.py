@@ -195,13 +195,17 @@ class Reporter:
         """Report a skip by the test."""
         self._send(RankReport(Kind.SKIPPED, self._phase, reason=shorten(reason)))
 
-    def raised(self, error: BaseException, text: str | None = None) -> None:
-        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`."""
+    def raised(self, error: BaseException, text: str | None = None, reason: str = "") -> None:
+        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`.
+
+        `reason` says why the test itself expects the failure.
+        """
         self.failed = True
         self._send(
             RankReport(
                 Kind.RAISED,
                 self._phase,
+                reason=shorten(reason),
                 summary=summarise(error),
                 text=self._fit(format_error(error) if text is None else text),
                 collateral=collateral(error),
@@ -212,7 +216,7 @@ class Reporter:
         )
         self._tell_peers(error)
 
-    def ended_by(self, error: BaseException, text: str | None = None) -> None:
+    def ended_by(self, error: BaseException, text: str | None = None, reason: str = "") -> None:
         """Report an exception as a skip, an exit, or a failure.
 
         `sys.exit` with a code of the skip table is a skip, because test code called it on purpose. With any other
@@ -222,7 +226,7 @@ class Reporter:
             self.skipped(message_of(error))
             return
         if not isinstance(error, SystemExit):
-            self.raised(error, text)
+            self.raised(error, text, reason)
             return
         # `sys.exit("text")` and `sys.exit(True)` exit with code 1. The system keeps the lowest byte of a code.
         code = int(error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
