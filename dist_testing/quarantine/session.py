@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from datetime import date
@@ -237,7 +238,9 @@ class Collected:
             self._asked = [self._root]
         else:
             folder = config.invocation_params.dir
-            self._asked = [Path(folder, argument) for argument in map(str, config.args) if "::" not in argument]
+            asked = [folder / argument for argument in map(str, config.args) if "::" not in argument]
+            # Without the "..".
+            self._asked = [Path(os.path.abspath(path)) for path in asked]
         self._whole: set[str] = set()
         # Files with a part that failed or was skipped as a whole.
         self._broken: set[str] = set()

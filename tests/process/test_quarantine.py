@@ -226,7 +226,7 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
         assert run.code == pytest.ExitCode.OK, run.log
     for chosen, stale in {
         "test_b.py": "'test_b.py::test_gone';",
-        ".": "'test_b.py::test_gone', 'test_?.py::test_gone';",
+        f"../{tmp_path.name}": "'test_b.py::test_gone', 'test_?.py::test_gone';",
     }.items():
         run = run_pytest(starter, tmp_path, *given, chosen)
         assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
