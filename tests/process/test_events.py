@@ -382,13 +382,17 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
     """The kernel's out-of-memory killer takes the runner, too, and leaves no time to write."""
     source = """
         import os
+        import unittest
         import pytest
 
         @pytest.mark.distributed(world_size=2)
         def test_passes(world): ...
 
-        def test_dies():
-            os.kill(os.getpid(), 9)
+        class TestParts(unittest.TestCase):
+            def test_dies(self):
+                with self.subTest("passes"):
+                    pass
+                os.kill(os.getpid(), 9)
     """
     write_file(tmp_path, "test_cases.py", source)
     child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl.gz", "test_cases.py")
@@ -397,7 +401,7 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
     assert _outcomes(_records(events)["test_passes"]) == ["passed", "passed"]
     last = events[-1]
     assert isinstance(last, CaseStarted)
-    assert last.nodeid == "test_cases.py::test_dies"
+    assert last.nodeid == "test_cases.py::TestParts::test_dies"
 
 
 def test_bazel_keeps_the_events_of_a_run(starter: Starter, tmp_path: Path) -> None:
