@@ -147,7 +147,8 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
         import pytest
 
         @pytest.mark.distributed(world_size=1)
-        def test_of_ranks(world):
+        def test_of_ranks(world, record_property):
+            record_property("colour", 3)
             assert False, "boom"
 
         def test_of_the_runner(record_property):
@@ -193,6 +194,7 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
     assert "no_such_module" in records["test_broken.py"].text
     assert dict(records["test_of_the_runner"].properties) == {"colour": "green"}
     failed = records["test_of_ranks"]
+    assert dict(failed.properties)["colour"] == "3"
     name, _, said = failed.text.partition("\n")[0].partition(": ")
     assert (name, said) == (f"{failed.nodeid} (world of 1)", failed.message)
     assert "AssertionError: boom" in failed.message

@@ -312,6 +312,9 @@ class RunnerPlugin:
         is_expected = reports.expects(item, result)
         if is_expected and not result.has_only_raised:
             result, is_expected = result.with_exceptions_expected(), False
+        known = {(name, str(value)) for name, value in item.user_properties}
+        # Hooks may have recorded some here, too.
+        item.user_properties += [pair for pair in result.outcomes[0].recorded if pair not in known]
         if not is_expected:
             item.user_properties += reports.properties(result)
         verdict = result.verdict

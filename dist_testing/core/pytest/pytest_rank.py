@@ -15,7 +15,7 @@ import pytest
 
 from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.ground.error_text import message_of
+from dist_testing.core.ground.error_text import message_of, shorten
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
@@ -55,6 +55,9 @@ _PLUGIN = f"{__package__}.plugin"
 _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
 # What a rank that is a thread does not find in its environment.
 _LAUNCHERS = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+# Limits of what a test can record as its properties: a report must stay small.
+_MAX_PROPERTIES = 100
+_MAX_CHARS = 500
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
@@ -200,6 +203,12 @@ class PytestRankFrontEnd:
         item = self.items[body.content]
         item = item if self.own_item is None else self.own_item(item)
         reporter.expected_by = functools.partial(expected_by, item)
+        if self.world.rank == 0:
+            known = len(item.user_properties)
+            reporter.recorded = lambda: tuple(
+                (shorten(str(name), _MAX_CHARS), shorten(str(value), _MAX_CHARS))
+                for name, value in item.user_properties[known : known + _MAX_PROPERTIES]
+            )
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
             if self.own_item is None:

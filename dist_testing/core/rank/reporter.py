@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -151,6 +152,8 @@ class Reporter:
         self.failed = False
         # Returns the numbers of the current case's expectations that an exception meets.
         self.expected_by: Callable[[BaseException], tuple[int, ...]] = lambda error: ()
+        # Returns the properties that the test has recorded; few and short.
+        self.recorded: Callable[[], tuple[tuple[str, str], ...]] = tuple
         # The exit code that the test gave to sys.exit; None without such a call.
         self.exit_code: int | None = None
         # Asks the runner; None on a rank that cannot.
@@ -280,4 +283,4 @@ class Reporter:
         self._has_reported = True
         # A fork has the rank's channel, but only the rank itself reports.
         if not self.is_forked:
-            self._send_message(report)
+            self._send_message(dataclasses.replace(report, recorded=self.recorded()))
