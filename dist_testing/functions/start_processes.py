@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.budget import is_timeout
-from dist_testing.core.ground.error_text import name_of
+from dist_testing.core.ground.error_text import name_of, summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
@@ -22,8 +22,6 @@ __unittest = True
 
 # torch's names of start methods, to the isolation that makes ranks so; None for the target's or the command line's.
 _METHODS = {None: "", "fork": FORK.name, "forkserver": FORK.name, "spawn": SPAWN.name}
-# What pickle raises for a value that cannot travel.
-_UNSENDABLE = (pickle.PicklingError, AttributeError, TypeError)
 _EXAMPLE = "Write start_processes(check, args=(3,), nprocs=2), for example."
 
 
@@ -72,9 +70,9 @@ def start_processes(
     )
     try:
         call = pickle.dumps((fn, args))
-    except _UNSENDABLE as error:
+    except Exception as error:
         raise UsageError(
-            f"start_processes({name}): {_first_unsendable(fn, args)} cannot be sent to the ranks: {error}\n"
+            f"start_processes({name}): {_first_unsendable(fn, args)} cannot be sent to the ranks: {summarise(error)}\n"
             "The ranks are other processes. They find a function by the name that it has in its module.\n"
             "Define it at the level of a module, and pass values by args."
         ) from None
@@ -88,7 +86,7 @@ def _first_unsendable(fn: object, args: tuple[Any, ...]) -> str:
     for what, value in (("fn", fn), *((f"args[{number}]", value) for number, value in enumerate(args))):
         try:
             pickle.dumps(value)
-        except _UNSENDABLE:
+        except Exception:
             return f"{what} = {value!r}"
     return "the call"
 

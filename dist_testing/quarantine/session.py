@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from datetime import date
@@ -62,6 +63,9 @@ class Quarantine:
         # The report of a row, while pytest takes it.
         self._row_report: pytest.TestReport | None = None
         self._told: list[pytest.TestReport] = []
+        # Whether a test is called now, and the first failure of a sub-test in it.
+        self._is_in_call = False
+        self._sub_failure = ""
         # A plug-in of Bazel's session changes it while pytest prints its summary.
         self._style: str = config.option.tbstyle
 
@@ -109,6 +113,15 @@ class Quarantine:
         """Note what was collected."""
         self._collected.add(report)
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """Note that reports are of sub-tests, until the call has ended."""
+        self._is_in_call, self._sub_failure = True, ""
+        try:
+            return (yield)
+        finally:
+            self._is_in_call = False
+
     # First, and so around all others: the report is final then.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -122,6 +135,9 @@ class Quarantine:
         # The runner decides, not a rank.
         if row is None or not is_decisive or current_world() is not None:
             return report
+        if report.passed and self._sub_failure and not self._is_in_call:
+            # For pytest, the failures of its sub-tests were expected.
+            report.outcome, report.longrepr = "failed", f"in a sub-test: {self._sub_failure}"
         if report.failed and not _is_of_the_case(call, report):
             return report
         ended = "failed as expected" if report.skipped and hasattr(report, "wasxfail") else str(report.outcome)
@@ -129,6 +145,11 @@ class Quarantine:
         if report.failed:
             report.outcome = "skipped"
             report.wasxfail = f"{_PREFIX}{row.reason}"
+        if self._is_in_call:
+            # Of a sub-test; the report of the whole test has the terms of the row.
+            self._sub_failure = self._sub_failure or headline
+            report.quarantined = {PROPERTY: ended}  # type: ignore[attr-defined]
+            return report
         told = {
             PROPERTY: ended,
             "quarantine_reason": row.reason,
@@ -155,7 +176,7 @@ class Quarantine:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the reports of quarantined cases."""
-        if hasattr(report, "quarantined"):
+        if len(getattr(report, "quarantined", ())) > 1:
             self._told.append(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -217,7 +238,9 @@ class Collected:
             self._asked = [self._root]
         else:
             folder = config.invocation_params.dir
-            self._asked = [Path(folder, argument) for argument in map(str, config.args) if "::" not in argument]
+            asked = [folder / argument for argument in map(str, config.args) if "::" not in argument]
+            # Without the "..".
+            self._asked = [Path(os.path.abspath(path)) for path in asked]
         self._whole: set[str] = set()
         # Files with a part that failed or was skipped as a whole.
         self._broken: set[str] = set()

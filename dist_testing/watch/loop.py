@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -237,7 +238,9 @@ def forget_compiled(paths: Iterable[str]) -> None:
         except NotImplementedError:
             continue
         for old in compiled.parent.glob(f"{Path(path).stem}.*.pyc"):
-            old.unlink(missing_ok=True)
+            # The folder may belong to another user.
+            with contextlib.suppress(OSError):
+                old.unlink()
 
 
 def _status_of(path: str) -> _Status | None:

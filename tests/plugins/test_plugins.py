@@ -6,6 +6,7 @@ import importlib
 import re
 from importlib import metadata
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -195,13 +196,15 @@ _RERUNS = """
 def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Path, plugin: str, more: str) -> None:
     """If this fails, a mark that the user relies on has no effect, or one rank repeats a test alone."""
     write_file(tmp_path, "test_suite.py", _RERUNS.replace("MORE", more))
-    ended = _run(starter, tmp_path, {plugin: plugin})
+    ended = _run(starter, tmp_path, {plugin: plugin}, "--junitxml=junit.xml")
     ended.check(passed="test_third test_of_pool test_after", failed="test_never", xfail="test_expected")
     tries = {path.name: len(path.read_text()) for path in tmp_path.glob("*-[01]")}
     expected = {"third": 3, "never": 2, "pool": 2, "after": 1, "expected": 1}
     assert tries == {f"{name}-{rank}": count for name, count in expected.items() for rank in (0, 1)}
     # The report of the last try, and of no try before.
     assert ended.failures()["test_never"].count("This case alone: ") == 1
+    for case in ElementTree.parse(tmp_path / "junit.xml").iter("testcase"):
+        assert len(case.findall("properties/property[@name='world_size']")) == (case.get("name") != "test_expected")
 
 
 def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def test_raises_as_expected(WORLD):
 def test_raises_another(WORLD):
     raise KeyError("another")
 
+def test_adds_xfail(WORLD, request):
+    request.applymarker(pytest.mark.xfail(reason="added"))
+    assert 1 == 2
+
+def test_adds_xfail_strict(WORLD, request):
+    request.applymarker(pytest.mark.xfail(strict=True, reason="added"))
+
 def test_calls_xfail(WORLD):
     pytest.xfail("here")
 
@@ -220,7 +227,7 @@ def test_a_plugin_does_the_same(starter: Starter, tmp_path: Path, name: str, plu
         written = [json.loads((tmp_path / kind / ".report.json").read_text()) for kind in ("plain", "ours")]
         (text,) = [test["call"]["longrepr"] for test in written[1]["tests"] if test["nodeid"].endswith("::test_fails")]
         assert re.search(r"rank [01] of 2 failed first", text)
-        assert [len(one["tests"]) for one in written] == [20, 20]
+        assert [len(one["tests"]) for one in written] == [22, 22]
     if name == "pytest-html":
         assert re.search(r"rank [01] of 2 failed first", (tmp_path / "ours" / "report.html").read_text())
 

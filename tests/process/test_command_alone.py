@@ -118,10 +118,14 @@ _WITH_OPTION = """
     def test_option(world, request):
         assert world.rank != 1 or request.config.getoption("--limit") != "5"
 """
-_CONFTEST = """
-    def pytest_addoption(parser):
-        parser.addoption("--limit")
-"""
+# --dist has a value in pytest-xdist.
+_CONFTEST = {
+    "conftest.py": """
+        def pytest_addoption(parser):
+            parser.addoption("--limit")
+            parser.addoption("--dist", action="store_true")
+    """
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class _Kind:
 _KINDS = (
     _Kind("no option", test="test_raises test_words[it's] test_method test_pool[1] test_class"),
     _Kind("other tests fail first", ("-q", "-k", "raises or method", "--maxfail=2", "--tb=short"), test="test_method"),
+    _Kind("joined flags", ("-xvs", "-vrA", "-k", "class"), test="test_class"),
     _Kind("strict calls", ("--dist-strict-collectives", "-k", "strict"), test="test_strict"),
     _Kind("limit as two words", ("--dist-timeout", "2"), _SLOW, test="test_slow"),
     _Kind("world size", ("--dist-world-size=3", "-k", "size"), test="test_size"),
@@ -156,7 +161,7 @@ _KINDS = (
         {"other.ini": "[pytest]\naddopts = -p dist_testing.core.pytest.plugin\ndist_marker = ranks\n"},
         test="test_own",
     ),
-    _Kind("option of a conftest", ("--limit", "5"), _WITH_OPTION, {"conftest.py": _CONFTEST}, test="test_option"),
+    _Kind("options of a conftest", ("--dist", "--limit", "5"), _WITH_OPTION, _CONFTEST, test="test_option"),
     _Kind(
         "options in the environment",
         (),

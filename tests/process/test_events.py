@@ -147,7 +147,8 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
         import pytest
 
         @pytest.mark.distributed(world_size=1)
-        def test_of_ranks(world):
+        def test_of_ranks(world, record_property):
+            record_property("colour", 3)
             assert False, "boom"
 
         def test_of_the_runner(record_property):
@@ -193,6 +194,7 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
     assert "no_such_module" in records["test_broken.py"].text
     assert dict(records["test_of_the_runner"].properties) == {"colour": "green"}
     failed = records["test_of_ranks"]
+    assert dict(failed.properties)["colour"] == "3"
     name, _, said = failed.text.partition("\n")[0].partition(": ")
     assert (name, said) == (f"{failed.nodeid} (world of 1)", failed.message)
     assert "AssertionError: boom" in failed.message
@@ -382,13 +384,17 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
     """The kernel's out-of-memory killer takes the runner, too, and leaves no time to write."""
     source = """
         import os
+        import unittest
         import pytest
 
         @pytest.mark.distributed(world_size=2)
         def test_passes(world): ...
 
-        def test_dies():
-            os.kill(os.getpid(), 9)
+        class TestParts(unittest.TestCase):
+            def test_dies(self):
+                with self.subTest("passes"):
+                    pass
+                os.kill(os.getpid(), 9)
     """
     write_file(tmp_path, "test_cases.py", source)
     child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl.gz", "test_cases.py")
@@ -397,7 +403,7 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
     assert _outcomes(_records(events)["test_passes"]) == ["passed", "passed"]
     last = events[-1]
     assert isinstance(last, CaseStarted)
-    assert last.nodeid == "test_cases.py::test_dies"
+    assert last.nodeid == "test_cases.py::TestParts::test_dies"
 
 
 def test_bazel_keeps_the_events_of_a_run(starter: Starter, tmp_path: Path) -> None:

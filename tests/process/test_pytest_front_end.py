@@ -166,6 +166,30 @@ _OUTCOMES = """
     def test_fresh(world, cls):
         raise cls
 
+    # So does the mark that a test or a fixture has added, if no mark before it applies.
+
+    @pytest.mark.parametrize("error", [ValueError, KeyError, None], ids=["expected", "other", "none"])
+    def test_adds(world, request, error):
+        request.applymarker(pytest.mark.xfail(raises=ValueError, reason="added", strict=True))
+        if world.rank and error:
+            raise error
+
+    @pytest.fixture
+    def adds(request):
+        request.node.add_marker(pytest.mark.xfail(run=False, reason="would abort"))
+
+    def test_adds_before_the_call(world, adds):
+        os.abort()
+
+    @pytest.mark.xfail(raises=ValueError)
+    class TestOfClass:
+        def test_has_a_mark(self, world, request):
+            request.applymarker(pytest.mark.xfail(raises=KeyError, strict=True))
+            raise ValueError
+
+        def test_passes_anyway(self, world, request):
+            request.applymarker(pytest.mark.xfail(strict=True))
+
     @pytest.fixture
     def breaks(world):
         yield
@@ -189,13 +213,17 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     """
     ended = run_cases(starter, tmp_path, _OUTCOMES)
     ended.check(
-        xfail="test_xfail_not_run test_expected test_chosen_mark test_fresh[first] test_group[expected]",
+        xfail="test_xfail_not_run test_expected test_chosen_mark test_fresh[first] test_group[expected]"
+        " test_adds[expected] test_adds_before_the_call test_has_a_mark",
+        xpass="test_passes_anyway",
         failed="test_one_rank_skips test_xfail_crash test_xfail_leaves_a_process test_same_name test_other_mark"
-        " test_fresh[second] test_expected_and_teardown test_group[other]",
+        " test_fresh[second] test_expected_and_teardown test_group[other] test_adds[other] test_adds[none]",
         log=[
             "2 skipped",
             ": as unittest",
             ": CUDA is not available.",
+            "test_adds[none] - [XPASS(strict)] added",
+            "test_adds[expected] - added",
             "rank 1 skipped: rank 1 alone",
             "in the same way: it raised ValueError: planted in the test in call",
             "then it raised OSError: planted in the teardown in teardown",
@@ -247,8 +275,12 @@ def test_a_torch_that_cannot_be_imported_is_told(starter: Starter, tmp_path: Pat
 
 
 def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test passes although a hook has made it fail, as plugins for soft assertions do."""
+    """If this fails, a test passes although a hook has made it fail, or a hook that reads fixtures ends the session.
+
+    Plugins for soft assertions make tests fail.
+    """
     conftest = """
+        import contextlib
         import pytest
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -264,6 +296,11 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
                 report.outcome, report.longrepr = "failed", found["teardown"]
             if found.get("forgive"):
                 report.outcome, report.longrepr = "passed", None
+            with contextlib.suppress(KeyError):
+                if report.failed and "tmp_path" in item.fixturenames:
+                    # As in pytest's documentation.
+                    report.sections.append(("folder", f"is {item.funcargs['tmp_path']}"))
+                    report.sections.append(("folder", item.funcargs["no_fixture"]))
             return report
     """
     write_file(tmp_path, "conftest.py", conftest)
@@ -277,7 +314,7 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
             if world.rank == 1:
                 found.update(outcome="failed", text="soft: two things\\nare wrong here")
 
-        def test_without_text(world):
+        def test_without_text(world, tmp_path):
             found.update(outcome="failed")
 
         def test_teardown(world):
@@ -310,5 +347,7 @@ def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_
     assert "soft: two things" in ended.log
     assert "a hook of pytest set the outcome to failed, without a text" in ended.log
     assert "raised Failed: soft: after the test in teardown" in ended.log
+    assert "is <tmp_path: on the ranks only>" in ended.log
+    assert "no_fixture" not in ended.log
     assert "SKIPPED [1]" in ended.log
     assert "by a hook" in ended.log

@@ -63,7 +63,15 @@ def test_fixtures_of_a_file_with_plain_and_marked_tests(starter: Starter, tmp_pa
 
 
 def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--junitxml`, `--durations` or `--tb=line` lack the one-line reason or the report."""
+    """If this fails, `--junitxml`, `--durations` or `--tb=line` lack the one-line reason or the report.
+
+    Or the XML file lacks the number of the test in the project's system for test cases.
+    """
+    conftest = """
+        def pytest_collection_modifyitems(items):
+            items[0].user_properties.append(("test_id", 1501))
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     source = """
         import pytest
 
@@ -86,7 +94,9 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert ">           assert left == [1, 2]" in (failure.text or ""), failure.text
     assert "At index 1 diff: 1 != 2" in (failure.text or "")
     assert "rank 1 of 2 failed first" in (failure.text or "")
-    assert {item.get("name"): item.get("value") for item in case.iter("property")}["culprit"] == "1"
+    properties = {item.get("name"): item.get("value") for item in case.iter("property")}
+    assert properties["culprit"] == "1"
+    assert properties["test_id"] == "1501"
     assert f"test_cases.py:4: {said}" in run_cases(starter, tmp_path, source, "--tb=line").log
 
 

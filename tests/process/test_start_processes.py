@@ -93,6 +93,7 @@ def test_a_unittest_program_can_call_it(starter: Starter, tmp_path: Path) -> Non
 
 
 _WRONG = r"""
+    import multiprocessing
     import pytest
     from dist_testing import start_processes
     from dist_testing.core.ground.errors import UsageError
@@ -111,6 +112,7 @@ _WRONG = r"""
             ({"fn": lambda rank: None}, "cannot be sent to the ranks"),
             ({"args": [1]}, "args = [1]; expected a tuple"),
             ({"args": (3, lambda: None)}, "args[1] = <function"),
+            ({"args": (multiprocessing.Queue(),)}, "args[0] = <multiprocessing.queues.Queue"),
             ({"nprocs": 0}, "world_size = 0; expected a number of ranks"),
             ({"nprocs": "2"}, "world_size = '2'; expected a number of ranks"),
             ({"join": False}, "join = False; expected True"),

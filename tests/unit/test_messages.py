@@ -65,6 +65,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
         return st.one_of([values_of(argument) for argument in arguments])
+    if origin is tuple and arguments[-1] is not ...:
+        return st.tuples(*map(values_of, arguments))
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
     if origin in (dict, Mapping):
@@ -110,6 +112,8 @@ def fits(annotation: Any, value: Any) -> bool:
         return value in [one.value if isinstance(one, enum.Enum) else one for one in arguments]
     if origin in (Union, types.UnionType):
         return any(fits(argument, value) for argument in arguments)
+    if origin is tuple and arguments[-1] is not ...:
+        return type(value) is list and len(value) == len(arguments) and all(map(fits, arguments, value))
     if origin is tuple:
         return type(value) is list and all(fits(arguments[0], one) for one in value)
     if origin in (dict, Mapping):

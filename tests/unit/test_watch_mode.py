@@ -64,11 +64,13 @@ def test_a_file_that_changed_while_it_was_read_is_told(tmp_path: Path) -> None:
 
 
 def test_compiled_files_of_a_changed_source_are_removed(tmp_path: Path) -> None:
-    """If this fails, the second of two saves in one second runs the code of the first."""
+    """If this fails, the second of two saves in one second runs the code of the first, or a save ends the watch."""
     source, other = write_file(tmp_path, "one.py", "A = 1"), write_file(tmp_path, "one_more.py", "")
     compiled = [Path(py_compile.compile(str(path)) or "") for path in (source, other)]
     of_pytest = compiled[0].with_name(f"{compiled[0].stem}-pytest-9.0.0.pyc")
     of_pytest.touch()
+    # As one in a folder of another user.
+    compiled[0].with_name(f"{source.stem}.kept.pyc").mkdir()
     forget_compiled([str(source), str(tmp_path / "absent.py")])
     assert [path.exists() for path in (*compiled, of_pytest)] == [False, True, False]
 

@@ -76,7 +76,7 @@ class ReportDetails:
     """Details of how a rank ended. A rank report has them, and so has the outcome that the runner makes of it.
 
     Attributes:
-        reason: For SKIPPED, the skip reason.
+        reason: For SKIPPED, the skip reason. For RAISED, why the test expects it by a mark that it has added; else "".
         summary: One line, such as "ValueError: boom".
         text: All details: a traceback, a stack, an explanation.
         exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`; else None.
@@ -87,6 +87,7 @@ class ReportDetails:
         types: For RAISED, the names of the exception's class and its bases, separated by spaces.
         expected_by: For RAISED, the numbers of the expectations of the case that the exception meets, such as its xfail
             marks. Only the rank can tell: a class is more than its name, and it stays in its process.
+        recorded: Names and values that the test has recorded as its properties so far.
     """
 
     reason: str = ""
@@ -97,6 +98,7 @@ class ReportDetails:
     operation: str = ""
     types: str = ""
     expected_by: tuple[int, ...] = ()
+    recorded: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class LeaveWorld:
 
 RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Extra | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
-    "message of a rank", 7, get_args(RankMessage), max_bytes=MAX_FRAME_BYTES, error=FrameError
+    "message of a rank", 8, get_args(RankMessage), max_bytes=MAX_FRAME_BYTES, error=FrameError
 )
 
 Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld | Extra

@@ -43,7 +43,7 @@ from dist_testing.core.pytest.options import (
     register_plugin,
     with_plugin,
 )
-from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
+from dist_testing.core.pytest.pytest_rank import FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
 from dist_testing.core.rank.bootstrap import RankContext
@@ -312,13 +312,14 @@ class RunnerPlugin:
         is_expected = reports.expects(item, result)
         if is_expected and not result.has_only_raised:
             result, is_expected = result.with_exceptions_expected(), False
-        # Those of an earlier try of the same test are over.
-        item.user_properties[:] = [] if is_expected else reports.properties(result)
+        known = {(name, str(value)) for name, value in item.user_properties}
+        # Hooks may have recorded some here, too.
+        item.user_properties += [pair for pair in result.outcomes[0].recorded if pair not in known]
+        if not is_expected:
+            item.user_properties += reports.properties(result)
         verdict = result.verdict
-        if verdict.status is Status.SKIPPED and verdict.reason.startswith(EXPECTED):
-            raise pytest.xfail.Exception(verdict.reason.removeprefix(EXPECTED), pytrace=False)
         if verdict.status is Status.SKIPPED:
-            raise unittest.SkipTest(verdict.reason)
+            reports.end_skipped(item, verdict.reason)
         if verdict.status is Status.FAILED:
             reports.decide_xfail(item, is_expected=is_expected)
             raise RanksFailedError(reports.failure_text(item, result, self._spec, self._outputs), result)

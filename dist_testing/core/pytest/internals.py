@@ -1,6 +1,7 @@
 """The private names of pytest that the library uses, in one place: a new version of pytest may move them.
 
-`xfailed_key` is that of the mark that pytest has chosen for an item; `evaluate_skip_marks` tells if a mark skips it.
+`xfailed_key` is that of the mark that pytest has chosen for an item, an `Xfail`; `evaluate_xfail_marks` chooses it, and
+`finding_added_xfail` again around the call. `evaluate_skip_marks` tells if a mark skips an item.
 `parse_expression` parses that of `-k`. `threaded.pytest_items` has the names that ranks need that are threads.
 """
 
@@ -14,9 +15,18 @@ import pytest
 from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.main import FSHookProxy
 from _pytest.mark import _parse_expression as parse_expression
-from _pytest.skipping import evaluate_skip_marks, xfailed_key
+from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
+from _pytest.skipping import pytest_runtest_call as finding_added_xfail
 
-__all__ = ["evaluate_skip_marks", "load_config_dict_from_file", "parse_expression", "xfailed_key"]
+__all__ = [
+    "Xfail",
+    "evaluate_skip_marks",
+    "evaluate_xfail_marks",
+    "finding_added_xfail",
+    "load_config_dict_from_file",
+    "parse_expression",
+    "xfailed_key",
+]
 
 
 def hooks_without(hooks: Any, plugins: Iterable[object], config: pytest.Config) -> Any:

@@ -15,13 +15,18 @@ import pytest
 
 from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.ground.error_text import message_of
+from dist_testing.core.ground.error_text import message_of, shorten
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
+from dist_testing.core.pytest.internals import (
+    finding_added_xfail,
+    keep_temporary_files_in,
+    write_terminal_to,
+    xfailed_key,
+)
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.rank_plugins import (
     leave_out_plugins_of_runner,
@@ -30,7 +35,7 @@ from dist_testing.core.pytest.rank_plugins import (
     run_in_wrappers,
     run_phases,
 )
-from dist_testing.core.pytest.reports import expected_by, skip_reason
+from dist_testing.core.pytest.reports import EXPECTED, UNEXPECTED, expected_by, reason_of_added_xfail, skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.capture import debug_by
 from dist_testing.core.rank.generators import load_generators, seed_generators
@@ -46,12 +51,13 @@ if TYPE_CHECKING:
 FRONT_END = "pytest"
 # Module of the fixtures `world` and `world_size`.
 _PLUGIN = f"{__package__}.plugin"
-# Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
-EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
 _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
 # What a rank that is a thread does not find in its environment.
 _LAUNCHERS = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+# Limits of what a test can record as its properties: a report must stay small.
+_MAX_PROPERTIES = 100
+_MAX_CHARS = 500
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
@@ -107,7 +113,8 @@ class PytestRankContext:
             debug_by(f"bazel build {target} && {program_of(target)}")
         # Output of pytest itself on a rank, such as of --setup-show, goes into the rank's output.
         write_terminal_to(config, sys.stdout)
-        # The runner judges skip marks and expected failures, once for all ranks.
+        # The runner judges skip marks and expected failures, once for all ranks. Only a rank knows the marks that its
+        # test adds to itself.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
         if any(seeding := [is_method_of_unittest(item) for item in self.items.values()]):
@@ -196,6 +203,12 @@ class PytestRankFrontEnd:
         item = self.items[body.content]
         item = item if self.own_item is None else self.own_item(item)
         reporter.expected_by = functools.partial(expected_by, item)
+        if self.world.rank == 0:
+            known = len(item.user_properties)
+            reporter.recorded = lambda: tuple(
+                (shorten(str(name), _MAX_CHARS), shorten(str(value), _MAX_CHARS))
+                for name, value in item.user_properties[known : known + _MAX_PROPERTIES]
+            )
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
             if self.own_item is None:
@@ -253,11 +266,11 @@ class _RankReporting:
         _this.reporter.phase("setup")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self) -> Generator[None, object, object]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         _this.reporter.phase("call")
         _this.is_in_test = True
         try:
-            return (yield)
+            yield from finding_added_xfail(item)
         finally:
             _this.is_in_test = False
 
@@ -268,7 +281,7 @@ class _RankReporting:
     # Around the hooks of conftests, which may change the report: its outcome counts, as in plain pytest.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         error = call.excinfo and call.excinfo.value
         if error is not None:
@@ -277,8 +290,11 @@ class _RankReporting:
         if _this.is_in_test:
             # A sub-test has ended; the report that it logs names it.
             _this.sub_test_error = error
+        elif report.passed and report.when == "call" and (mark := item.stash.get(xfailed_key, None)) and mark.strict:
+            # No failure: another rank may fail, as the mark expects.
+            _this.reporter.skipped(f"{UNEXPECTED}{mark.reason}")
         else:
-            _send(report, error)
+            _send(report, error, reason=reason_of_added_xfail(item, error) if error is not None else "")
         return report
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
@@ -319,10 +335,11 @@ def _advise(error: BaseException) -> None:
         )
 
 
-def _send(report: pytest.TestReport, error: BaseException | None, head: str = "") -> None:
+def _send(report: pytest.TestReport, error: BaseException | None, head: str = "", reason: str = "") -> None:
     """Tell the runner what pytest says of a part of the test, unless it passed. `error` is what test code has raised.
 
-    A hook may have made the report a failure or a skip although test code raised nothing, or a pass although it did.
+    `reason` says why the test expects it. A hook may have made the report a failure or a skip although test code raised
+    nothing, or a pass although it did.
     """
     if report.passed:
         return
@@ -338,4 +355,4 @@ def _send(report: pytest.TestReport, error: BaseException | None, head: str = ""
         text = f"{head}{report.longrepr or 'a hook of pytest set the outcome to failed, without a text'}"
         text = _DOCSTRING.sub("", text)
         # The last line, as of a traceback: there the message is.
-        _this.reporter.ended_by(error or pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
+        _this.reporter.ended_by(error or pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text, reason)

@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import sys
+import unittest
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.pytest.internals import xfailed_key
+from dist_testing.core.pytest.internals import Xfail, evaluate_xfail_marks, xfailed_key
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session
 
@@ -49,6 +51,12 @@ _NO_SETTING = "NCCL_VERSION"
 # Folder in pytest's cache for reports that are too long for the log.
 _REPORTS = "dist_testing-reports"
 
+# Begins the reason of an expected failure that a rank tells, so that the runner can tell it from a skip.
+EXPECTED = "expected failure: "
+# Begins the reason of a rank that has passed although its test has added a strict xfail mark.
+UNEXPECTED = "unexpected pass: "
+# The xfail marks of an item when its fixtures are set up.
+_XFAIL_MARKS_KEY = pytest.StashKey[Sequence[pytest.Mark]]()
 # The name at the start of a report's first line.
 _NAME = re.compile(r"^.*\(world of \d+\): ")
 # A line of an error in a text of pytest.
@@ -115,12 +123,18 @@ def _command_alone(item: pytest.Item, target: str) -> str:
 
 def _kept(given: list[str], paths: list[str]) -> list[str]:
     """Return the arguments that can decide about a case, without the tests that they name."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in _FLAGS:
         parser.add_argument(option, action="count")
     for option in _WITH_VALUE:
         parser.add_argument(option, action="append")
-    _, kept = parser.parse_known_args(given)
+    # The parser of Python 3.11 and 3.12 takes -s in -xvs as a value of -v.
+    given = [re.sub("^-[lqvx]+(?=[A-Za-z])", "-", argument) for argument in given]
+    try:
+        _, kept = parser.parse_known_args(given)
+    except argparse.ArgumentError:
+        # A conftest has given such an option another meaning.
+        kept = list(given)
     for path in paths:
         # A path in an ini file or in the environment is not among them.
         if path in kept:
@@ -168,6 +182,24 @@ def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
 
 # Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the error;
 # two classes can have one name. So the rank tells which marks of its own item expect the exception, by their numbers.
+# If none applies, one counts that the test or a fixture has added. Only a rank has it, and tells the reason.
+
+
+def note_xfail_marks(item: pytest.Item) -> None:
+    """Note the marks that the runner has, too; call it on a rank, before test code can add others."""
+    stash: Any = item.stash
+    stash[_XFAIL_MARKS_KEY] = list(item.iter_markers("xfail"))
+    is_decided = item.config.getoption("runxfail", True) or evaluate_xfail_marks(item) is not None
+    # With False, pytest looks for no other marks.
+    stash[xfailed_key] = False if is_decided else None
+
+
+def reason_of_added_xfail(item: pytest.Item, error: BaseException) -> str:
+    """Return the reason of an expected failure, if a mark that was added on this rank expects the error; else ""."""
+    mark = item.stash.get(xfailed_key, None)
+    if mark and (mark.raises is None or _expects(mark.raises, error)):
+        return f"{EXPECTED}{mark.reason}"
+    return ""
 
 
 def expected_by(item: pytest.Item, error: BaseException) -> tuple[int, ...]:
@@ -177,6 +209,9 @@ def expected_by(item: pytest.Item, error: BaseException) -> tuple[int, ...]:
 
 def expects(item: pytest.Item, result: CaseResult) -> bool:
     """Return whether the xfail mark that pytest has chosen for the item expects all that has failed on the ranks."""
+    reasons = [failure.reason for failure in result.failures]
+    if item.stash.get(xfailed_key, None) is None and reasons and all(reasons):
+        _decide(item, reasons[0].removeprefix(EXPECTED))
     mark = item.stash.get(xfailed_key, None)
     if mark is None or mark.raises is None:
         return mark is not None
@@ -191,8 +226,22 @@ def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
         item.stash[xfailed_key] = dataclasses.replace(mark, raises=None if is_expected else ())
 
 
+def end_skipped(item: pytest.Item, reason: str) -> None:
+    """Raise what pytest takes as a skip or as an expected failure, or have it report an unexpected pass."""
+    if reason.startswith(EXPECTED):
+        raise pytest.xfail.Exception(reason.removeprefix(EXPECTED), pytrace=False)
+    if not reason.startswith(UNEXPECTED):
+        raise unittest.SkipTest(reason)
+    _decide(item, reason.removeprefix(UNEXPECTED), strict=True)
+
+
+def _decide(item: pytest.Item, reason: str, *, strict: bool = False) -> None:
+    item.stash[xfailed_key] = Xfail(reason, run=True, strict=strict, raises=None)
+
+
 def _raises(item: pytest.Item) -> list[Any]:
-    return [mark.kwargs.get("raises") for mark in item.iter_markers("xfail")]
+    marks = item.stash.get(_XFAIL_MARKS_KEY, None) or item.iter_markers("xfail")
+    return [mark.kwargs.get("raises") for mark in marks]
 
 
 def _expects(raises: Any, error: BaseException) -> bool:

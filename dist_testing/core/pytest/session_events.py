@@ -32,6 +32,8 @@ from dist_testing.core.pytest.reports import failure_message, skip_reason
 EVENTS_KEY = pytest.StashKey[EventStream]()
 # The outcome that pytest-rerunfailures gives to the report of a test that runs again.
 _RERUN = "rerun"
+# The classes of pytest, and of pytest-subtests before it.
+_SUB_TESTS = ("SubtestReport", "SubTestReport")
 
 
 @dataclass(slots=True)
@@ -160,8 +162,9 @@ def _open(text: str, config: pytest.Config) -> Any:
 
 
 def _says_little(report: pytest.TestReport) -> bool:
-    """Whether the result of the case is not known by this report: a passed setup or teardown, or a try that is over."""
-    return report.outcome == _RERUN or (report.when != "call" and report.passed)
+    """Whether the case may end otherwise: after a passed setup or teardown, a good sub-test, or a try that is over."""
+    is_sub_test = type(report).__name__ in _SUB_TESTS and not report.failed
+    return report.outcome == _RERUN or is_sub_test or (report.when != "call" and report.passed)
 
 
 def _record(running: _Running) -> CaseRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.internals import hooks_without
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
-from dist_testing.core.pytest.reports import decide_xfail, text_at_test
+from dist_testing.core.pytest.reports import decide_xfail, note_xfail_marks, text_at_test
 from dist_testing.core.session.session import loaded_class
 
 # By file: the hooks of its items in the runner.
 _HOOKS_KEY = pytest.StashKey[dict[Path, Any]]()
+# Properties that an item had before its first try.
+_PROPERTIES_KEY = pytest.StashKey[Iterable[tuple[str, object]]]()
 # pytest itself acts on them, or looks into them.
 _SPECIAL = (pytest.exit.Exception, ExceptionGroup)
 
@@ -49,6 +51,19 @@ class RanksFailedError(CaseFailedError):
         return self._raised or type(self)
 
 
+class _ValuesOnRanks(dict[str, Any]):
+    """The values of an item's fixtures in the runner, which has none. Hooks in projects read them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, name: str) -> str:
+        if name not in self._names:
+            raise KeyError(name)
+        return f"<{name}: on the ranks only>"
+
+
 class WorldItem(pytest.Function):
     """A marked test function."""
 
@@ -69,8 +84,13 @@ class WorldItem(pytest.Function):
     def setup(self) -> None:
         """On a rank, set the fixtures up."""
         if current_world() is not None:
+            note_xfail_marks(self)
             super().setup()
-        elif self.config.getoption("setuponly", False):
+            return
+        self.funcargs = _ValuesOnRanks(self.fixturenames)
+        # What an earlier try of the same test has added is over.
+        self.user_properties[:] = self.stash.setdefault(_PROPERTIES_KEY, list(self.user_properties))
+        if self.config.getoption("setuponly", False):
             # With --setup-only and --setup-plan, pytest does not call the test.
             self.config.stash[RUN_KEY](self)
 
@@ -107,7 +127,7 @@ def ended_from_outside(item: pytest.Item) -> Iterator[None]:
         yield
     except pytest.fail.Exception as error:
         decide_xfail(item, is_expected=False)
-        item.user_properties[:] = [("cause", Cause.INTERRUPTED.value)]
+        item.user_properties.append(("cause", Cause.INTERRUPTED.value))
         raise pytest.fail.Exception(
             f"{item.nodeid}: {error}\n"
             "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.\n"

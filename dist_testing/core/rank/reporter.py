@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -151,6 +152,8 @@ class Reporter:
         self.failed = False
         # Returns the numbers of the current case's expectations that an exception meets.
         self.expected_by: Callable[[BaseException], tuple[int, ...]] = lambda error: ()
+        # Returns the properties that the test has recorded; few and short.
+        self.recorded: Callable[[], tuple[tuple[str, str], ...]] = tuple
         # The exit code that the test gave to sys.exit; None without such a call.
         self.exit_code: int | None = None
         # Asks the runner; None on a rank that cannot.
@@ -195,13 +198,17 @@ class Reporter:
         """Report a skip by the test."""
         self._send(RankReport(Kind.SKIPPED, self._phase, reason=shorten(reason)))
 
-    def raised(self, error: BaseException, text: str | None = None) -> None:
-        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`."""
+    def raised(self, error: BaseException, text: str | None = None, reason: str = "") -> None:
+        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`.
+
+        `reason` says why the test itself expects the failure.
+        """
         self.failed = True
         self._send(
             RankReport(
                 Kind.RAISED,
                 self._phase,
+                reason=shorten(reason),
                 summary=summarise(error),
                 text=self._fit(format_error(error) if text is None else text),
                 collateral=collateral(error),
@@ -212,7 +219,7 @@ class Reporter:
         )
         self._tell_peers(error)
 
-    def ended_by(self, error: BaseException, text: str | None = None) -> None:
+    def ended_by(self, error: BaseException, text: str | None = None, reason: str = "") -> None:
         """Report an exception as a skip, an exit, or a failure.
 
         `sys.exit` with a code of the skip table is a skip, because test code called it on purpose. With any other
@@ -222,7 +229,7 @@ class Reporter:
             self.skipped(message_of(error))
             return
         if not isinstance(error, SystemExit):
-            self.raised(error, text)
+            self.raised(error, text, reason)
             return
         # `sys.exit("text")` and `sys.exit(True)` exit with code 1. The system keeps the lowest byte of a code.
         code = int(error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
@@ -276,4 +283,4 @@ class Reporter:
         self._has_reported = True
         # A fork has the rank's channel, but only the rank itself reports.
         if not self.is_forked:
-            self._send_message(report)
+            self._send_message(dataclasses.replace(report, recorded=self.recorded()))
