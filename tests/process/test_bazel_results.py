@@ -99,6 +99,19 @@ _ENDS_THE_SESSION = """
     def test_never():
         raise ValueError
 """
+_SWALLOW = """
+import os
+import signal
+
+def swallow():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:
+        pass
+"""
+_AT_IMPORT = f"{_SWALLOW}\nswallow()\n\n{_NEVER}"
+_IN_A_TEST = f"{_SWALLOW}\ndef test_swallows():\n    swallow()\n"
+_AT_THE_END = f"{_SWALLOW}\ndef pytest_sessionfinish():\n    swallow()\n"
 
 
 @pytest.mark.parametrize(
@@ -111,10 +124,26 @@ _ENDS_THE_SESSION = """
         ({"test_cases.py": _EXITS_IN_A_PLAIN_TEST}, (), 2, ["error", "passed"], "os._exit(0) in the runner", "1"),
         ({"test_cases.py": _EXITS_IN_A_THREAD}, (), 2, ["error"], "os._exit(0) in the runner", "0"),
         ({"test_cases.py": _ENDS_THE_SESSION}, (), 1, ["error", "error"], "ended before its cases did: enough", "1"),
+        # As an import in native code does, which clears the error.
+        ({"test_cases.py": _AT_IMPORT}, (), 2, ["error"], "the runner got SIGTERM (15)", "1"),
+        ({"test_cases.py": _IN_A_TEST}, (), 2, ["error"], "the runner got SIGTERM (15)", "0"),
+        ({"conftest.py": _AT_THE_END}, (), 1, ["error", "passed"], "the runner got SIGTERM (15)", "0"),
         # Dashboards would see an empty file, like that of a target without tests.
         ({}, ("--dist-world-size=0",), 4, ["error"], f"{_OUTSIDE} 4)", None),
     ],
-    ids=["conftest", "conftest, 7", "import", "_exit", "_exit in a test", "_exit in a thread", "pytest.exit", "option"],
+    ids=[
+        "conftest",
+        "conftest, 7",
+        "import",
+        "_exit",
+        "_exit in a test",
+        "_exit in a thread",
+        "pytest.exit",
+        "lost at import",
+        "lost in a test",
+        "lost at the end",
+        "option",
+    ],
 )
 def test_run_that_ends_early_is_not_a_pass(
     bazel: Bazel,

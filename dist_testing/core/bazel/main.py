@@ -16,7 +16,7 @@ from pathlib import Path
 from dist_testing.core.bazel.conclusion import FAILED, Banner, Conclusion, banner
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.watch import Watch
-from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination, received
 from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.events.event import EventStream, RunEnded, run_started
 from dist_testing.core.ground.add_ons import add_on_named, call_parts
@@ -233,7 +233,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
         finally:
             # The rest takes less time than Bazel waits after its signal.
             ignore_termination()
-            conclusion.interruption = guard.cause or conclusion.interruption
+            conclusion.interruption = guard.cause or conclusion.interruption or received()
             conclusion.where = watch.interrupted_at
             with _warning(conclusion):
                 finish_coverage()
