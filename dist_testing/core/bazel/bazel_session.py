@@ -117,7 +117,7 @@ class BazelSession:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """End the first line of the log at once with `-s`."""
-        if config.option.capture == "no":
+        if config.getoption("capture", "no") == "no":
             # The user wants to see all output at once.
             self._head.end_line()
 
