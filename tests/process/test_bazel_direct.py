@@ -68,11 +68,12 @@ def test_program_runs_without_bazel(starter: Starter, tmp_path: Path) -> None:
     assert not target.xml_file.exists()
 
 
-def test_only_a_started_program_has_a_terminal(starter: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--rank=1", "--dist-watch"])
+def test_only_a_started_program_has_a_terminal(starter: Starter, tmp_path: Path, option: str) -> None:
     """If this fails, `bazel run //x:y -- --rank=1` waits for a terminal, or says that the option is unknown."""
-    ended = Target(tmp_path, {"test_cases.py": _CASES}).run(starter, "--rank=1")
+    ended = Target(tmp_path, {"test_cases.py": _CASES}).run(starter, option)
     assert ended.code != 0
-    assert "bazel build //pkg:cases_gloo && bazel-bin/pkg/cases_gloo --rank=1" in ended.log
+    assert f"bazel build //pkg:cases_gloo && bazel-bin/pkg/cases_gloo {option}" in ended.log
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given = start(os.environ, given)
             export_search_path(os.environ, sys.path)
             target = _find_target()
-            _refuse_rank(target.spec, given)
+            _refuse_terminal(target.spec, given)
             if _WATCH_OPTION in given and target.spec.own_session is None:
                 run = add_on_named("watch", f"{target.spec.target}: {_WATCH_OPTION}").load("target")
                 return int(run(target.spec, target.files, target.repositories, given))
@@ -99,10 +99,10 @@ def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[
         environ["PYTHONPATH"] = os.pathsep.join([*more, *given])
 
 
-def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
-    """Refuse what only a started program has, `--rank`, in a test that Bazel runs: it has no terminal."""
-    asked = [text for text in arguments if text.startswith("--rank=")]
-    if asked and spec.own_session is None:
+def _refuse_terminal(spec: Spec, arguments: Sequence[str]) -> None:
+    """Refuse the options of a started program, which has a terminal, in a test that Bazel runs."""
+    asked = [text for text in arguments if text.startswith(("--rank=", _WATCH_OPTION))]
+    if asked and spec.own_session is None and "TEST_TARGET" in os.environ:
         raise UsageError(
             f"{spec.target}: {asked[0]} in a run by Bazel, which gives a test no terminal.\n"
             "`bazel test` and `bazel run` both start a test in the environment of tests.\n"
