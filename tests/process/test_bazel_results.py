@@ -168,6 +168,24 @@ def test_run_that_ends_early_is_not_a_pass(
     assert "conftest.py" not in files or "Traceback" not in ended.log
 
 
+def test_process_that_a_test_forks_is_no_second_runner(bazel: Bazel) -> None:
+    """If this fails, it runs the later tests, too, overwrites the results, and ends the run for Bazel."""
+    source = """
+        import os
+
+        def test_forks():
+            if os.fork() == 0:
+                raise ValueError("planted")
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+
+        def test_later():
+            assert os.path.exists(os.environ["TEST_PREMATURE_EXIT_FILE"])
+    """
+    target, ended = bazel.run(source)
+    target.check(passed="test_forks test_later")
+    assert ended.log.count("ValueError: planted") == 1
+
+
 _AT_EXIT = """
     import atexit
     import os
