@@ -147,6 +147,13 @@ def unpacked(archive: Path) -> CacheEntry:
                     "The disk is full, or other users can change the folder, or this user cannot.\n"
                     f"Free some space, or name another folder: --test_env={CACHE_VARIABLE}=/path."
                 ) from None
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        print(
+            f"WARNING: {CACHE_VARIABLE}={chosen}: no cache can be there; this test unpacks its packages for itself.\n"
+            "The folder is another user's, others can write to it, or its disk is full, read-only or without locks.\n"
+            "Name a folder that only this user can write, or drop the variable for the user's cache.",
+            file=sys.stderr,
+        )
     return _private(tar, description)
 
 
@@ -216,6 +223,12 @@ def _cache() -> Path | None:
         # There is no such user, which is common in containers.
         usual = None
     chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen and not chosen.startswith("/"):
+        raise WheelsArchiveError(
+            f"{CACHE_VARIABLE}={chosen!r}: not an absolute path.\n"
+            "Each test would unpack the packages into its own working directory.\n"
+            "Write the whole path, or drop the variable for the user's cache."
+        )
     cache = Path(chosen) if chosen else usual
     if cache is None:
         return None

@@ -169,10 +169,13 @@ def gpu_total_problems(backend, world_size, gpus_per_rank, ranks_per_gpu = 1):
     total = gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu)
     if total <= MAX_GPUS:
         return []
+    needed, change = "x gpus_per_rank {}".format(gpus_per_rank), "gpus_per_rank"
+    if ranks_per_gpu > 1:
+        needed, change = "/ ranks_per_gpu {}".format(ranks_per_gpu), "raise ranks_per_gpu"
     return [problem(
-        "backend \"{}\": world_size {} x gpus_per_rank {} = {} GPUs".format(backend, world_size, gpus_per_rank, total),
+        "backend \"{}\": world_size {} {} = {} GPUs".format(backend, world_size, needed, total),
         "All ranks of a target are on one machine, and none has more than {} GPUs.".format(MAX_GPUS),
-        "Lower world_size or gpus_per_rank for this backend; either may be a dict by backend.",
+        "Lower world_size or {} for this backend; either may be a dict by backend.".format(change),
     )]
 
 def isolation_problems(isolation, backends, known):

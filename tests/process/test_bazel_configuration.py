@@ -87,6 +87,13 @@ def test_a_declared_configuration_that_cannot_be_read_is_refused(starter: Starte
     assert "Traceback" not in ended.log, ended.log
 
 
+@pytest.mark.parametrize("plugin", ["capture", "terminal"])
+def test_a_target_may_switch_a_plugin_of_pytest_off(bazel: Bazel, plugin: str) -> None:
+    """If this fails, `args` with `-p no:capture` end in a traceback, or name an option that the library adds."""
+    target, _ = bazel.run("def test_plain(): ...", "-p", f"no:{plugin}")
+    target.check(passed="test_plain")
+
+
 _THREADS = """
     import os
     import pytest

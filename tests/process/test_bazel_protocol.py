@@ -186,8 +186,12 @@ _LARGE = "import pytest\n\n@pytest.mark.distributed(world_size=3)\ndef test_larg
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        ("def helper(): ...\n", pytest.ExitCode.NO_TESTS_COLLECTED, "//pkg:cases_gloo: nothing ran"),
-        (_FOR_OTHERS, pytest.ExitCode.NO_TESTS_COLLECTED, "//pkg:cases_gloo: nothing ran"),
+        (
+            "def helper(): ...\n",
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+            "//pkg:cases_gloo: nothing ran: pytest found 0 case(s)",
+        ),
+        (_FOR_OTHERS, pytest.ExitCode.NO_TESTS_COLLECTED, "//pkg:cases_gloo: nothing ran: pytest found 1 case(s)"),
         # It would use more CPUs than Bazel reserved for the target.
         (_LARGE, pytest.ExitCode.INTERRUPTED, "world_size = 3, but //pkg:cases_gloo declares 2"),
         ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED, "nothing_of_this_name"),

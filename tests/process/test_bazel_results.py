@@ -99,6 +99,19 @@ _ENDS_THE_SESSION = """
     def test_never():
         raise ValueError
 """
+_SWALLOW = """
+import os
+import signal
+
+def swallow():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:
+        pass
+"""
+_AT_IMPORT = f"{_SWALLOW}\nswallow()\n\n{_NEVER}"
+_IN_A_TEST = f"{_SWALLOW}\ndef test_swallows():\n    swallow()\n"
+_AT_THE_END = f"{_SWALLOW}\ndef pytest_sessionfinish():\n    swallow()\n"
 
 
 @pytest.mark.parametrize(
@@ -111,10 +124,26 @@ _ENDS_THE_SESSION = """
         ({"test_cases.py": _EXITS_IN_A_PLAIN_TEST}, (), 2, ["error", "passed"], "os._exit(0) in the runner", "1"),
         ({"test_cases.py": _EXITS_IN_A_THREAD}, (), 2, ["error"], "os._exit(0) in the runner", "0"),
         ({"test_cases.py": _ENDS_THE_SESSION}, (), 1, ["error", "error"], "ended before its cases did: enough", "1"),
+        # As an import in native code does, which clears the error.
+        ({"test_cases.py": _AT_IMPORT}, (), 2, ["error"], "the runner got SIGTERM (15)", "1"),
+        ({"test_cases.py": _IN_A_TEST}, (), 2, ["error"], "the runner got SIGTERM (15)", "0"),
+        ({"conftest.py": _AT_THE_END}, (), 1, ["error", "passed"], "the runner got SIGTERM (15)", "0"),
         # Dashboards would see an empty file, like that of a target without tests.
         ({}, ("--dist-world-size=0",), 4, ["error"], f"{_OUTSIDE} 4)", None),
     ],
-    ids=["conftest", "conftest, 7", "import", "_exit", "_exit in a test", "_exit in a thread", "pytest.exit", "option"],
+    ids=[
+        "conftest",
+        "conftest, 7",
+        "import",
+        "_exit",
+        "_exit in a test",
+        "_exit in a thread",
+        "pytest.exit",
+        "lost at import",
+        "lost in a test",
+        "lost at the end",
+        "option",
+    ],
 )
 def test_run_that_ends_early_is_not_a_pass(
     bazel: Bazel,
@@ -137,6 +166,24 @@ def test_run_that_ends_early_is_not_a_pass(
     assert all(text in ended.log for text in (said, *options) if _OUTSIDE not in text)
     assert target.suite_properties().get("not_run") == not_run
     assert "conftest.py" not in files or "Traceback" not in ended.log
+
+
+def test_process_that_a_test_forks_is_no_second_runner(bazel: Bazel) -> None:
+    """If this fails, it runs the later tests, too, overwrites the results, and ends the run for Bazel."""
+    source = """
+        import os
+
+        def test_forks():
+            if os.fork() == 0:
+                raise ValueError("planted")
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+
+        def test_later():
+            assert os.path.exists(os.environ["TEST_PREMATURE_EXIT_FILE"])
+    """
+    target, ended = bazel.run(source)
+    target.check(passed="test_forks test_later")
+    assert ended.log.count("ValueError: planted") == 1
 
 
 _AT_EXIT = """

@@ -149,6 +149,12 @@ def _gpu_total_test_impl(ctx):
         "none has more than 16",
     )
     assert_accepted(env, gpu_total_problems("cuda_gloo", 64, 1, 4))
+    assert_refused(
+        env,
+        gpu_total_problems("cuda_gloo", 64, 1, 2),
+        "world_size 64 / ranks_per_gpu 2 = 32 GPUs",
+        "raise ranks_per_gpu",
+    )
     assert_refused(env, gpu_total_problems("cuda_gloo", 4, 2, 2), "ranks_per_gpu = 2 and gpus_per_rank = 2")
     return unittest.end(env)
 

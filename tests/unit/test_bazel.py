@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.errors import UsageError
 from tests.support.results import refusal
 
@@ -63,6 +64,8 @@ def test_every_variable_is_read() -> None:
         random_seed="7",
         coverage=(Path("/c"), Path("/m")),
     )
+    # The largest number of --test_timeout.
+    assert read_protocol({"TEST_TIMEOUT": "2147483647"}).timeout_s == MAX_TIMEOUT_S
 
 
 BAD_NUMBERS = ["", "abc", "-1", "1.5", " 5", "1_0", "\u0663", "\u00b2", "1e3", "9" * 5000]

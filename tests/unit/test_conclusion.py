@@ -34,9 +34,12 @@ def _conclusion(protocol: Protocol, *, log: io.StringIO | None = None) -> Conclu
         (Protocol(shard=(0, 2), test_filter="x"), 0),
     ],
 )
-def test_a_target_without_cases_fails_in_its_first_shard(protocol: Protocol, code: int) -> None:
+def test_a_target_without_cases_fails_in_its_first_shard(tmp_path: Path, protocol: Protocol, code: int) -> None:
     """If this fails, a target without cases is always green. A later shard or a filter may leave none."""
-    assert _conclusion(protocol).conclude(0) == code
+    assert _conclusion(protocol).conclude(_NOTHING_RAN) == code
+    assert _conclusion(dataclasses.replace(protocol, xml_file=tmp_path / "test.xml")).conclude(0) == code
+    # A person sees what --collect-only prints; for Bazel it would be a pass.
+    assert _conclusion(protocol).conclude(0) == 0
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,7 @@ def test_without_a_cache_the_packages_are_private_and_go_away(worker: Worker, ob
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{worker.scratch}/")
     assert list(worker.scratch.iterdir()) == worker.unpacked == []
+    assert done.stderr.startswith(f"WARNING: DIST_TESTING_WHEELS_CACHE={worker.cache}: no cache can be there")
 
 
 def test_errors_of_the_cache_are_explained(worker: Worker) -> None:
@@ -301,6 +302,8 @@ def test_errors_of_the_cache_are_explained(worker: Worker) -> None:
     done = worker.run("-c", _WITHOUT_LOCKS.format(number="errno.EIO") + _IMPORT)
     expected = f"{worker.cache}: the cache of unpacked Python packages cannot be used ([Errno 5] no locks here)."
     assert expected in worker.refused(done)
+    relative = worker.run(more={"DIST_TESTING_WHEELS_CACHE": "cache"})
+    assert "DIST_TESTING_WHEELS_CACHE='cache': not an absolute path." in worker.refused(relative)
     assert f"{LIMIT}='16G': not a number of bytes." in worker.refused(worker.run(more={LIMIT: "16G"}))
 
 

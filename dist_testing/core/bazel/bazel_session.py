@@ -117,7 +117,7 @@ class BazelSession:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """End the first line of the log at once with `-s`."""
-        if config.option.capture == "no":
+        if config.getoption("capture", "no") == "no":
             # The user wants to see all output at once.
             self._head.end_line()
 
@@ -146,6 +146,7 @@ class BazelSession:
         """Keep the cases that match the filter and belong to this shard."""
         wanted = self._protocol.test_filter
         runner = runner_plugin(config)
+        self._conclusion.found = len(items)
         if self._knows_all:
             self._conclusion.has_ranks = any(runner.runs_on_ranks(item) for item in items)
         if wanted:

@@ -96,6 +96,7 @@ class Conclusion:
     Attributes:
         cases: The reported cases.
         running: The node id of each running case.
+        found: Number of cases before any was left out, also those of other backends.
         to_come: Number of cases that have not ended.
         interruption: Why the run has ended early; "" if it has not.
         where: Stacks of the runner at that time; "" if they do not help.
@@ -113,6 +114,7 @@ class Conclusion:
         """Make a conclusion without results. It ends the first line of the log."""
         self.cases: list[CaseRecord] = []
         self.running: list[str] = []
+        self.found = 0
         self.to_come = 0
         self.interruption = ""
         self.where = ""
@@ -209,7 +211,7 @@ class Conclusion:
                 self.give_up(self.interruption)
                 code = FAILED
             elif not self.cases:
-                code = self._judge_empty_run()
+                code = self._judge_empty_run(code)
             elif not any(case.has_run for case in self.cases):
                 code = self._judge_skipped_run()
             elif failed := [case for case in self.cases if case.status in BAD]:
@@ -228,7 +230,10 @@ class Conclusion:
         self._write_xml()
         return code
 
-    def _judge_empty_run(self) -> int:
+    def _judge_empty_run(self, code: int) -> int:
+        if code == 0 and self._protocol.xml_file is None:
+            # A person has started the program for what it prints, as with --collect-only or --version.
+            return code
         index, total = self._protocol.shard
         if self._protocol.test_filter or (total > 1 and index > 0):
             # A filter may match no case of this target, and a target may have fewer cases than shards.
@@ -238,9 +243,10 @@ class Conclusion:
                 self._warn_for_target(f"nothing of {self._spec.target} ran: {why}")
             return 0
         self._fail_run(
-            f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
-            "A target that runs nothing would always pass.\n"
-            f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
+            f"{self._spec.target}: nothing ran: pytest found {self.found} case(s), and ran none for backend "
+            f"{self._spec.backend.name}.\n"
+            "The args leave all out, as -k or -m may, or none is for the backend. Such a target would always pass.\n"
+            f"Correct the args, add tests to {', '.join(self._spec.srcs)}, or remove the target."
         )
         return _NO_TESTS_COLLECTED
 

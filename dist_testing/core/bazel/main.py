@@ -16,7 +16,7 @@ from pathlib import Path
 from dist_testing.core.bazel.conclusion import FAILED, Banner, Conclusion, banner
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.watch import Watch
-from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination, received
 from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.events.event import EventStream, RunEnded, run_started
 from dist_testing.core.ground.add_ons import add_on_named, call_parts
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     guard = ExitGuard(FAILED)
     _print_anything()
     try:
+        _refuse_environment_of_another()
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
             raise_on_termination()
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given = start(os.environ, given)
             export_search_path(os.environ, sys.path)
             target = _find_target()
-            _refuse_rank(target.spec, given)
+            _refuse_terminal(target.spec, given)
             if _WATCH_OPTION in given and target.spec.own_session is None:
                 run = add_on_named("watch", f"{target.spec.target}: {_WATCH_OPTION}").load("target")
                 return int(run(target.spec, target.files, target.repositories, given))
@@ -99,10 +100,24 @@ def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[
         environ["PYTHONPATH"] = os.pathsep.join([*more, *given])
 
 
-def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
-    """Refuse what only a started program has, `--rank`, in a test that Bazel runs: it has no terminal."""
-    asked = [text for text in arguments if text.startswith("--rank=")]
-    if asked and spec.own_session is None:
+def _refuse_environment_of_another() -> None:
+    """Refuse to start within a test of Bazel of another target: its cases, shard and files of results are its own."""
+    folders = (folder.name for folder in Path(os.path.abspath(sys.argv[0])).parents)
+    own = next((name for name in folders if name.endswith(".runfiles")), "")
+    # $TEST_SRCDIR (Bazel): the runfiles of the test.
+    given = os.environ.get("TEST_SRCDIR", own)
+    if own and Path(given).name != own:
+        raise UsageError(
+            f"{own.removesuffix('.runfiles')}: TEST_SRCDIR={given!r}, so the test of another target has started it.\n"
+            "It would run the cases of that test, or overwrite its results.\n"
+            'Start it without the variables of Bazel: env -i PATH="$PATH" <program>'
+        )
+
+
+def _refuse_terminal(spec: Spec, arguments: Sequence[str]) -> None:
+    """Refuse the options of a started program, which has a terminal, in a test that Bazel runs."""
+    asked = [text for text in arguments if text.startswith(("--rank=", _WATCH_OPTION))]
+    if asked and spec.own_session is None and "TEST_TARGET" in os.environ:
         raise UsageError(
             f"{spec.target}: {asked[0]} in a run by Bazel, which gives a test no terminal.\n"
             "`bazel test` and `bazel run` both start a test in the environment of tests.\n"
@@ -233,7 +248,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
         finally:
             # The rest takes less time than Bazel waits after its signal.
             ignore_termination()
-            conclusion.interruption = guard.cause or conclusion.interruption
+            conclusion.interruption = guard.cause or conclusion.interruption or received()
             conclusion.where = watch.interrupted_at
             with _warning(conclusion):
                 finish_coverage()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.errors import UsageError
 
 # $DIST_TESTING_PROGRAM_DEBUG_RANK (internal): the rank of a program that gets the terminal. The arguments of a program
@@ -99,7 +100,7 @@ def read_protocol(env: Mapping[str, str]) -> Protocol:
             raise _changed(f"TEST_SHARD_INDEX={shard[0]} with TEST_TOTAL_SHARDS={shard[1]}: there is no such shard.")
     directory, manifest = _path(env, "COVERAGE_DIR"), _path(env, "COVERAGE_MANIFEST")
     return Protocol(
-        timeout_s=float(_number(env, "TEST_TIMEOUT", 1)) if "TEST_TIMEOUT" in env else None,
+        timeout_s=min(float(_number(env, "TEST_TIMEOUT", 1)), MAX_TIMEOUT_S) if "TEST_TIMEOUT" in env else None,
         xml_file=_path(env, "XML_OUTPUT_FILE"),
         outputs=_path(env, "TEST_UNDECLARED_OUTPUTS_DIR"),
         premature_exit_file=_path(env, "TEST_PREMATURE_EXIT_FILE"),
@@ -136,6 +137,6 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
 
 def _number(env: Mapping[str, str], name: str, smallest: int) -> int:
     text = env.get(name, "")
-    if re.fullmatch(r"[0-9]{1,9}", text) is None or int(text) < smallest:
+    if re.fullmatch(r"[0-9]{1,18}", text) is None or int(text) < smallest:
         raise _changed(f"{name}={text!r}: expected a whole number from {smallest}.")
     return int(text)

@@ -41,7 +41,7 @@ def test_session(
         f"--rootdir={root}",
         f"--confcutdir={root}",
         f"--config-file={_config_file(tests, root)}",
-        "-rs",
+        *(() if any(text.endswith("no:terminal") for text in arguments) else ("-rs",)),
         *(("--exitfirst",) if fail_fast else ()),
         *arguments,
     ]

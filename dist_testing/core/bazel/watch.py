@@ -63,6 +63,13 @@ class Watch:
             self.interrupted_at = self.interrupted_at or _stacks(_frames_of(interrupt.__traceback__))
             raise
         finally:
+            if os.getpid() != self._runner:
+                # A test has forked it. It would run the later tests, too, and overwrite the results of the runner.
+                if sys.exc_info()[0] is not None:
+                    traceback.print_exc(limit=-5)
+                text = f"Process {os.getpid()}, which a test has forked, left the test. End it there by os._exit()."
+                print(text, file=sys.stderr, flush=True)
+                os._exit(1)
             self._set(math.inf)
 
     @contextlib.contextmanager

@@ -18,6 +18,8 @@ from dist_testing.core.ground.outcomes import exit_name
 _EXIT_LIMIT_S = 10.0
 
 _exit = os._exit
+# Text of the error that SIGTERM has raised; "" without a signal. A later signal is ignored, so this one must count.
+_received = ""
 
 
 def raise_on_termination() -> None:
@@ -27,8 +29,24 @@ def raise_on_termination() -> None:
         os.register_at_fork(after_in_child=_end_by_default)
 
 
+def received() -> str:
+    """Return the text of the error that SIGTERM has raised, also if it was caught; "" without a signal."""
+    return _received
+
+
+def raise_again() -> None:
+    """Raise the error of SIGTERM again: a test has caught it, or native code in an import has cleared it.
+
+    Not for a hook that pytest also calls after an error, such as pytest_collection_finish: it would hide the place.
+    """
+    if _received:
+        raise InterruptedRunError(_received)
+
+
 def _end_by_default() -> None:
     # A process that a test forks is no runner: SIGTERM ends it, also while it waits in native code.
+    global _received
+    _received = ""
     if signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -40,8 +58,10 @@ def ignore_termination() -> None:
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     # Ignore a second signal, which would break the clean-up that the first began.
+    global _received
     signal.signal(number, signal.SIG_IGN)
-    raise InterruptedRunError(f"the runner got {exit_name(-number)}")
+    _received = f"the runner got {exit_name(-number)}"
+    raise InterruptedRunError(_received)
 
 
 class ExitGuard:

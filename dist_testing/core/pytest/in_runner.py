@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dist_testing.core.engine.engine import Engine, check_expected_ranks
-from dist_testing.core.engine.interrupts import raise_on_termination
+from dist_testing.core.engine.interrupts import raise_again, raise_on_termination
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
@@ -157,6 +157,7 @@ class RunnerPlugin:
 
     def read_markers(self, items: list[pytest.Item]) -> None:
         """Give each marked item its case, deselect tests for other backends, and take out those with an error."""
+        raise_again()
         other: list[pytest.Item] = []
         wrong: dict[pytest.Item, UsageError] = {}
         for item in items:
@@ -370,6 +371,7 @@ class RunnerPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """End the worker pool after its last test."""
+        raise_again()
         is_last = nextitem is None or self.shared_ranks(nextitem) != self.shared_ranks(item)
         if is_marked(item) and is_last and (trouble := self._engine.end_pool()):
             raise DistTestingError(f"{item.nodeid}: {trouble}")
