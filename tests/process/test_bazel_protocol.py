@@ -258,3 +258,36 @@ def test_arguments_of_the_target_go_to_pytest(bazel: Bazel, starter: Starter, tm
     assert second.startswith("ERROR: usage: ")
     assert "--no-such-option" in ended.log
     assert "Traceback" not in ended.log
+
+
+def test_repeated_runs_are_distinguishable(bazel: Bazel) -> None:
+    """If this fails, ranks of `--runs_per_test` do not get their seed, or results do not name their run."""
+    source = """
+        import os
+        import pytest
+
+        @pytest.mark.distributed
+        def test_seed(world):
+            assert os.environ["TEST_RANDOM_SEED"] == "3"
+    """
+    target, ended = bazel.run(source, env={"TEST_RUN_NUMBER": "3", "TEST_RANDOM_SEED": "3"})
+    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork, run 3\n")
+    assert target.suite_properties() == {"run_number": "3", "random_seed": "3"}
+
+
+def test_process_that_a_test_forks_is_no_second_runner(bazel: Bazel) -> None:
+    """If this fails, it runs the later tests, too, overwrites the results, and ends the run for Bazel."""
+    source = """
+        import os
+
+        def test_forks():
+            if os.fork() == 0:
+                raise ValueError("planted")
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+
+        def test_later():
+            assert os.path.exists(os.environ["TEST_PREMATURE_EXIT_FILE"])
+    """
+    target, ended = bazel.run(source)
+    target.check(passed="test_forks test_later")
+    assert ended.log.count("ValueError: planted") == 1

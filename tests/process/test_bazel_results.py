@@ -168,24 +168,6 @@ def test_run_that_ends_early_is_not_a_pass(
     assert "conftest.py" not in files or "Traceback" not in ended.log
 
 
-def test_process_that_a_test_forks_is_no_second_runner(bazel: Bazel) -> None:
-    """If this fails, it runs the later tests, too, overwrites the results, and ends the run for Bazel."""
-    source = """
-        import os
-
-        def test_forks():
-            if os.fork() == 0:
-                raise ValueError("planted")
-            assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
-
-        def test_later():
-            assert os.path.exists(os.environ["TEST_PREMATURE_EXIT_FILE"])
-    """
-    target, ended = bazel.run(source)
-    target.check(passed="test_forks test_later")
-    assert ended.log.count("ValueError: planted") == 1
-
-
 _AT_EXIT = """
     import atexit
     import os
@@ -256,21 +238,6 @@ def test_runner_that_does_not_end_reports_the_cause(bazel: Bazel, call: str) -> 
     assert "the process still ran" in ended.log
     assert re.search(r"test_cases\.py\", line \d+ in waits", ended.log), ended.log
     target.check(passed="test_passes")
-
-
-def test_repeated_runs_are_distinguishable(bazel: Bazel) -> None:
-    """If this fails, ranks of `--runs_per_test` do not get their seed, or results do not name their run."""
-    source = """
-        import os
-        import pytest
-
-        @pytest.mark.distributed
-        def test_seed(world):
-            assert os.environ["TEST_RANDOM_SEED"] == "3"
-    """
-    target, ended = bazel.run(source, env={"TEST_RUN_NUMBER": "3", "TEST_RANDOM_SEED": "3"})
-    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork, run 3\n")
-    assert target.suite_properties() == {"run_number": "3", "random_seed": "3"}
 
 
 def test_results_that_cannot_be_written_fail_the_run(bazel: Bazel) -> None:
