@@ -68,16 +68,6 @@ def test_program_runs_without_bazel(starter: Starter, tmp_path: Path) -> None:
     assert not target.xml_file.exists()
 
 
-def test_program_within_another_test_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, it runs the cases of the test that has started it, and overwrites the results of that test."""
-    outer = Target(tmp_path, {"test_cases.py": "def test_of_the_outer(): ..."})
-    main = write_file(_program(tmp_path), "main.py", "from dist_testing.core.bazel.main import main\n\nmain()\n")
-    child = starter.start([str(main)], tmp_path, env=outer.env)
-    child.wait()
-    assert child.log.startswith(f"cases_gloo: TEST_SRCDIR='{tmp_path}/runfiles', so the test of another target")
-    assert not outer.xml_file.exists()
-
-
 @pytest.mark.parametrize("option", ["--rank=1", "--dist-watch"])
 def test_only_a_started_program_has_a_terminal(starter: Starter, tmp_path: Path, option: str) -> None:
     """If this fails, `bazel run //x:y -- --rank=1` waits for a terminal, or says that the option is unknown."""

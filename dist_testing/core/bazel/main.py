@@ -54,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     guard = ExitGuard(FAILED)
     _print_anything()
     try:
-        _refuse_environment_of_another()
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
             raise_on_termination()
@@ -98,20 +97,6 @@ def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[
     ]
     if more:
         environ["PYTHONPATH"] = os.pathsep.join([*more, *given])
-
-
-def _refuse_environment_of_another() -> None:
-    """Refuse to start within a test of Bazel of another target: its cases, shard and files of results are its own."""
-    folders = (folder.name for folder in Path(os.path.abspath(sys.argv[0])).parents)
-    own = next((name for name in folders if name.endswith(".runfiles")), "")
-    # $TEST_SRCDIR (Bazel): the runfiles of the test.
-    given = os.environ.get("TEST_SRCDIR", own)
-    if own and Path(given).name != own:
-        raise UsageError(
-            f"{own.removesuffix('.runfiles')}: TEST_SRCDIR={given!r}, so the test of another target has started it.\n"
-            "It would run the cases of that test, or overwrite its results.\n"
-            'Start it without the variables of Bazel: env -i PATH="$PATH" <program>'
-        )
 
 
 def _refuse_terminal(spec: Spec, arguments: Sequence[str]) -> None:
