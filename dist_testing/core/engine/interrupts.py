@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -20,13 +21,15 @@ _EXIT_LIMIT_S = 10.0
 _exit = os._exit
 # Text of the error that SIGTERM has raised; "" without a signal. A later signal is ignored, so this one must count.
 _received = ""
+# The signals that a thread that forks blocked before.
+_held = threading.local()
 
 
 def raise_on_termination() -> None:
     """Make SIGTERM raise InterruptedRunError in the main thread, unless the process already has a handler."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
-        os.register_at_fork(after_in_child=_end_by_default)
+        _watch_forks()
 
 
 def received() -> str:
@@ -43,12 +46,26 @@ def raise_again() -> None:
         raise InterruptedRunError(_received)
 
 
+@functools.cache
+def _watch_forks() -> None:
+    """Let SIGTERM end processes that tests fork, which are no runners: also at their begin, and in native code."""
+    os.register_at_fork(before=_hold_termination, after_in_parent=_release_termination, after_in_child=_end_by_default)
+
+
+def _hold_termination() -> None:
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _release_termination() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
 def _end_by_default() -> None:
-    # A process that a test forks is no runner: SIGTERM ends it, also while it waits in native code.
     global _received
     _received = ""
     if signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_termination()
 
 
 def ignore_termination() -> None:
