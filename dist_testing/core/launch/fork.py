@@ -140,19 +140,21 @@ class ForkServerLauncher(ForkServerClient):
             # Else this process is a user's own program, whose garbage must stay visible.
             _freeze_imports()
         ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
+        # Opened here, because the runner may have ended before the fork server could do it.
+        runner = os.pidfd_open(os.getpid())
+        with theirs, contextlib.ExitStack() as undo, contextlib.ExitStack() as after:
             undo.enter_context(ours)
+            after.callback(os.close, runner)
             if self.unclean_reasons or not run.may_fork_runner:
-                self._pid = _start_fresh(theirs, run)
+                self._pid = _start_fresh(theirs, runner, run)
             else:
-                runner_pid = os.getpid()
 
                 def start() -> int:
                     if (pid := fork()) == 0:
                         # Garbage may rely on threads that the fork does not have: a collection can crash.
                         gc.freeze()
                         ours.close()
-                        fork_server.serve(theirs, runner_pid, run.ranks, run.loader, run.directories, run.forks)
+                        fork_server.serve(theirs, runner, run.ranks, run.loader, run.directories, run.forks)
                     return pid
 
                 self._pid = in_new_thread(start) if run.keeps_state else start()
@@ -195,18 +197,18 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
-def _start_fresh(control: socket.socket, run: RunContext) -> int:
+def _start_fresh(control: socket.socket, runner: int, run: RunContext) -> int:
     loader = with_imports(run.loader)
     if run.may_fork_runner:
         # As in the runner: a test file need not import it, and then each rank would, which takes seconds.
         loader = dataclasses.replace(loader, import_first=(*loader.import_first, "torch.distributed"))
     arguments, descriptor = command(
         fork_server.__name__,
-        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), loader, run.forks),
+        FreshForkServer(control.fileno(), runner, tuple(run.directories), loader, run.forks),
     )
     try:
         # It stays in this process group, because Bazel kills the group.
-        process = subprocess.Popen(arguments, pass_fds=(control.fileno(), descriptor), stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(arguments, pass_fds=(control.fileno(), runner, descriptor), stdin=subprocess.DEVNULL)
     finally:
         os.close(descriptor)
     # Popen must not wait for it, because `close` does.

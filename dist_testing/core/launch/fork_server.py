@@ -312,7 +312,7 @@ def _in_place(start: RankStart, place: WorldPlace | None) -> RankStart:
 
 def serve(
     control: socket.socket,
-    runner_pid: int,
+    runner: int,
     context: RankContext,
     loader: Loader,
     run_directories: Sequence[str],
@@ -320,7 +320,8 @@ def serve(
 ) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    It also removes the folders of the run if the runner cannot. `forks`: the ranks that the run will fork, if known.
+    It also removes the folders of the run if the runner cannot. `runner` is a pidfd of it. `forks`: the ranks that the
+    run will fork, if known.
     """
     code = 1
     try:
@@ -345,7 +346,7 @@ def serve(
         # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()
         collector.resume()
-        server = _ForkServer(control, os.pidfd_open(runner_pid), context, loader, on_child, forks)
+        server = _ForkServer(control, runner, context, loader, on_child, forks)
         # The runner may end while it gets a message.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
@@ -372,17 +373,15 @@ def main(text: str) -> NoReturn:
     """Be the fork server in a fresh interpreter. The launcher starts it if the runner is unfit to be forked."""
     order = FRESH_PROGRAMS.from_wire(text)
     assert isinstance(order, FreshForkServer)
-    # Before it serves, it has nothing to clean up. Afterwards it outlives the runner in order to clean up.
-    if os.getppid() != order.runner_pid:
-        os._exit(1)
-    os.set_inheritable(order.control_fd, False)
+    for fd in (order.control_fd, order.runner_fd):
+        os.set_inheritable(fd, False)
     control = socket.socket(fileno=order.control_fd)
     loader = order.loader
     collector.pause()
     try:
         load_tests(
             loader,
-            lambda context: serve(control, order.runner_pid, context, loader, order.run_directories, order.forks),
+            lambda context: serve(control, order.runner_fd, context, loader, order.run_directories, order.forks),
         )
     except BaseException as error:
         wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))

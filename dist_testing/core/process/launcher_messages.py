@@ -294,14 +294,14 @@ class FreshForkServer:
 
     Attributes:
         control_fd: Its end of the connection to the runner.
+        runner_fd: A pidfd of the runner.
         run_directories: Folders of the run, which it removes if the runner is killed.
-        runner_pid: The runner, which is the parent as long as it lives.
         forks: Number of ranks that the run will fork, as far as the runner knows.
     """
 
     control_fd: _Fd
+    runner_fd: _Fd
     run_directories: tuple[str, ...]
-    runner_pid: _Pid
     loader: Loader
     forks: _Natural = 0
 
