@@ -34,7 +34,7 @@ def test_a_suite_sees_what_it_sees_under_torchs_agent_except_its_holes(starter: 
     assert {name for name, _ in seen} > {"environment", "values", "raises", "exits", "dies", "restart", "nodes"}, (
         own.log
     )
-    assert seen_adapted == seen
+    assert seen_adapted == seen, own.log
     holes = {"test_hole_leak", "test_hole_hang", "test_hole_exit_0"}
     assert adapted.outcomes() == own.outcomes() | dict.fromkeys(holes, "FAILED"), adapted.log
     log = adapted.log
