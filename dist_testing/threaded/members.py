@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from dist_testing.core.ground.error_text import ranks_text, summarise
 from dist_testing.core.ground.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
+from dist_testing.core.process.stacks import frames_of_others
 from dist_testing.threaded.operation import Call, Failure, Operation, call_site
 from dist_testing.threaded.turns import Turns
 
@@ -324,9 +324,7 @@ def _activity(members: Iterable[Member], waits: Iterable[Wait]) -> str:
         else:
             doing[_wait_text(wait)].append(wait.member.rank)
     waiting = {wait.member for wait in waits}
-    frames = sys._current_frames()
-    # This function's own frame: a cycle that would keep the frames of all threads alive, with the objects of a test.
-    del frames[threading.get_ident()]
+    frames = frames_of_others()
     for member in members:
         if member.threads == 0:
             doing["ended"].append(member.rank)

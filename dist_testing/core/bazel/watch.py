@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from dist_testing.core.engine.report import tidied
 from dist_testing.core.ground.budget import LEAST_S
 from dist_testing.core.ground.errors import InterruptedRunError
-from dist_testing.core.process.stacks import stack_text
+from dist_testing.core.process.stacks import frames_of_others, stack_text
 
 LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
 # The frames of these signal handlers, at the end of a traceback, say nothing.
@@ -103,12 +103,10 @@ def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
 def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return the stacks of all threads in faulthandler's format; `frames` are those of the main thread."""
     texts = [_stack("the main thread", frames)]
-    current = sys._current_frames()
-    # This function's own frame: a cycle that would keep the frames of all threads alive, with the objects of a test.
-    del current[threading.get_ident()]
+    others = frames_of_others()
     for thread in threading.enumerate():
-        if thread.ident in current:
-            texts.append(_stack(repr(thread.name), traceback.walk_stack(current[thread.ident])))
+        if thread.ident in others:
+            texts.append(_stack(repr(thread.name), traceback.walk_stack(others[thread.ident])))
     return "\n\n".join(texts)
 
 

@@ -7,6 +7,7 @@ import faulthandler
 import functools
 import signal
 import sys
+import threading
 from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
@@ -25,6 +26,17 @@ def answer_with_stacks(fd: int) -> None:
     """Write the stacks of all threads to `fd` on STACKS_SIGNAL, and to descriptor 2 on a fatal signal."""
     faulthandler.enable(file=2, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def frames_of_others() -> dict[int, FrameType]:
+    """Return the newest frame of each other thread, by the thread's number.
+
+    The frame of this thread would hold the result, and be in it: such a cycle keeps all frames, and the objects of a
+    test, alive.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def stack_of(frame: FrameType) -> str:
