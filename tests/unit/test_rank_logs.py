@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -122,3 +123,23 @@ def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, repl
     live = LiveOutput([path], lambda rank, line: told.append((rank, line)))
     live.case_over()
     assert told == []
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_signal_when_a_log_has_just_been_opened_is_not_lost(tmp_path: Path) -> None:
+    """If this fails, Ctrl-C sometimes has no effect on a run that shows the output of its ranks."""
+    path = tmp_path / "rank-0.log"
+    path.write_text("it runs\n")
+
+    def interrupt(frame: FrameType, event: str, function: object) -> None:
+        # Python handles a signal when a function in C returns, and drops what it has returned.
+        if event == "c_return" and function is open:
+            raise KeyboardInterrupt
+
+    live = LiveOutput([path], lambda rank, line: None)
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            live.poll(0.0)
+    finally:
+        sys.setprofile(None)

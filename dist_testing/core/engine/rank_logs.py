@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from dist_testing.core.engine.hooks import WorldWatcher
 from dist_testing.core.events.event import RankOutput
@@ -20,19 +20,19 @@ _TAIL_BYTES = 512 * 1024
 _MAX_LINE_BYTES = 1 << 16
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
     """Open a file that a rank has written; with O_CREAT, one for its user alone. Raise OSError if it is not regular.
 
     A test may have put something else in its place: a pipe would block this process, and a device has no end.
     """
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.fdopen(fd, "rb" if flags == os.O_RDONLY else "r+b", buffering=0 if flags != os.O_RDONLY else -1)
-    except BaseException:
-        os.close(fd)
-        raise
+    more = flags | os.O_NONBLOCK | os.O_NOFOLLOW
+    mode, buffering = ("rb", -1) if flags == os.O_RDONLY else ("r+b", 0)
+    # From its first moment a file owns the descriptor. With a second owner, Ctrl-C here closed it twice, and was lost.
+    file = open(path, mode, buffering, opener=lambda name, basic: os.open(name, basic | more, 0o600))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
 
 
 def read_tail(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
