@@ -229,6 +229,27 @@ def test_processes_that_a_plain_test_forks_are_no_runners(starter: Starter, tmp_
     starter.wait_nothing_left(_GONE_LIMIT_S)
 
 
+def test_ctrl_c_while_torch_is_imported(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, Ctrl-C in the first seconds of a run sometimes has no effect, and ranks work without numpy."""
+    # torch imports it first in native code, which clears errors.
+    numpy = """
+        import os
+        import signal
+        from pathlib import Path
+
+        if Path("imported").exists():
+            raise ModuleNotFoundError
+        Path("imported").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    """
+    write_file(tmp_path, "numpy.py", numpy)
+    source = "import pytest\n@pytest.mark.distributed(world_size=2)\ndef test_it(world): ...\n"
+    write_file(tmp_path, "test_cases.py", source)
+    ended = run_pytest(starter, tmp_path, "test_cases.py", fresh=True)
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert "passed" not in ended.log
+
+
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
     source = """

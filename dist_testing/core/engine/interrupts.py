@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -44,6 +46,33 @@ def raise_again() -> None:
     """
     if _received:
         raise InterruptedRunError(_received)
+
+
+@contextlib.contextmanager
+def raising_interrupt_again() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of a block in which native code has cleared it.
+
+    torch does so with every error of its import of numpy: it then works without numpy, and Ctrl-C has no effect.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+
+    def remember(number: int, frame: FrameType | None) -> NoReturn:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        # Test files may have set one of their own.
+        if signal.getsignal(signal.SIGINT) is remember:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 @functools.cache

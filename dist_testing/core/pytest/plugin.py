@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dist_testing.core.engine.interrupts import raising_interrupt_again
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.pytest.options import (
@@ -138,6 +139,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         runner_plugin(metafunc.config).parametrize(metafunc)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """End the session by Ctrl-C also while a test file imports torch, or the library for the ranks."""
+    with raising_interrupt_again():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
