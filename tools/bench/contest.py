@@ -43,8 +43,7 @@ class Turn:
     case: str  # its name
     started_s: float  # time when the contestant was told to start, on the monotonic clock
     ended_s: float  # time when it was ready for the next case
-    verdict_s: float | None  # time when the verdict was known; None if the contestant has no verdicts
-    verdict: Mapping[str, Any]  # the verdict
+    verdict: Mapping[str, Any]  # the verdict; empty if the contestant has none
 
     @property
     def duration_s(self) -> float:
@@ -130,7 +129,7 @@ class _Process:
         verdict: dict[str, Any] = {}
         while (message := self._hear("verdict", "ended"))["event"] == "verdict":
             verdict = message
-        self._turns.append(Turn(started["case"], started["at_s"], message["at_s"], verdict.pop("at_s", None), verdict))
+        self._turns.append(Turn(started["case"], started["at_s"], message["at_s"], verdict))
         if self.has_cases:
             self._ready_s = self._hear("waiting")["at_s"]
             return

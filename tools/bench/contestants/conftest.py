@@ -35,7 +35,4 @@ def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, ob
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Report the verdict as soon as it is known."""
     if report.when == "call" and turns().are_mine:
-        blamed = [value for name, value in report.user_properties if name == "culprit"]
-        turns().tell(
-            "verdict", passed=report.passed, engine_s=report.duration, blamed=blamed, text=str(report.longrepr)
-        )
+        turns().tell("verdict", passed=report.passed, engine_s=report.duration, text=str(report.longrepr))

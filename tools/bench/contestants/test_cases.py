@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from contestants.deaths import run_death
 from contestants.trivial import run_trivial
 from contestants.turns import order
 from dist_testing import World
 
 pytestmark = pytest.mark.distributed(world_size=order().world_size)
-
-
-def test_death(world: World, case: str) -> None:
-    """One rank dies."""
-    run_death(case, world.rank)
 
 
 def test_trivial(world: World, case: str) -> None:

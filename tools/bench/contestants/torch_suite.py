@@ -1,6 +1,6 @@
 """torch's own classes, used as in torch's own test files.
 
-python -m contestants.torch_suite process|continuous|threaded|death
+python -m contestants.torch_suite process|continuous|threaded
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from torch.testing._internal.common_distributed import (
     MultiThreadedTestCase,
 )
 
-from contestants.deaths import run_death
 from contestants.suite import add_cases, run_suite
 from contestants.trivial import run_trivial
 from contestants.turns import order
-
-
-def _make_group(test: MultiProcessTestCase) -> None:
-    store = FileStore(test.file_name, test.world_size)
-    dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
 
 
 def _run_trivial(test: Any, case: str) -> None:
@@ -32,16 +26,15 @@ def _run_trivial(test: Any, case: str) -> None:
 
 
 def _run_trivial_in_own_group(test: MultiProcessTestCase, case: str) -> None:
-    _make_group(test)
+    store = FileStore(test.file_name, test.world_size)
+    dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
     run_trivial(case, test.rank)
 
 
-def _run_death(test: MultiProcessTestCase, case: str) -> None:
-    _make_group(test)
-    run_death(case, test.rank)
+@add_cases(_run_trivial_in_own_group)
+class ProcessTest(MultiProcessTestCase):
+    """A fresh interpreter per rank and test."""
 
-
-class _Spawned(MultiProcessTestCase):
     @property
     def world_size(self) -> int:
         """Ranks."""
@@ -51,16 +44,6 @@ class _Spawned(MultiProcessTestCase):
         """Runs in the parent."""
         super().setUp()
         self._spawn_processes()
-
-
-@add_cases(_run_trivial_in_own_group)
-class ProcessTest(_Spawned):
-    """A fresh interpreter per rank and test."""
-
-
-@add_cases(_run_death)
-class DeathTest(_Spawned):
-    """The same, and a rank dies."""
 
 
 @add_cases(_run_trivial)
@@ -95,7 +78,7 @@ class ThreadedTest(MultiThreadedTestCase):
         self._spawn_threads()  # type: ignore[no-untyped-call]  # torch's
 
 
-_CLASSES = {"process": ProcessTest, "continuous": ContinuousTest, "threaded": ThreadedTest, "death": DeathTest}
+_CLASSES = {"process": ProcessTest, "continuous": ContinuousTest, "threaded": ThreadedTest}
 
 if __name__ == "__main__":
     run_suite(_CLASSES[sys.argv[1]])
