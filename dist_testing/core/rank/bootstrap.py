@@ -149,7 +149,9 @@ def _run(
                 front_end.run(body, reporter)
                 if not (reporter.is_forked or reporter.failed):
                     finish_device_work()
-                    services.tell("case_end", body)
+                    # Not after a skip: it ends the world, and ranks that are done may have closed their connections.
+                    if not reporter.has_reported:
+                        services.tell("case_end", body)
             if reporter.is_forked:
                 os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
             reporter.case_over()

@@ -146,7 +146,8 @@ class Reporter:
         self._pid = os.getpid()
         self._phase = "start"
         self._warned: set[Warned] = set()
-        self._has_reported = False
+        # Whether it has told how the current case ended, so that the others may go on.
+        self.has_reported = False
         self._on_failure = on_failure
         self._fit = fit
         self.failed = False
@@ -189,10 +190,10 @@ class Reporter:
             self.runner.end_case()
         # First, because the runner may read the board as soon as all ranks have reported.
         self._write_phase(self._rank, "")
-        if not self._has_reported:
+        if not self.has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))
         self._warned = set()
-        self._has_reported = False
+        self.has_reported = False
 
     def skipped(self, reason: str) -> None:
         """Report a skip by the test."""
@@ -280,7 +281,7 @@ class Reporter:
         self._send_message(Done())
 
     def _send(self, report: RankReport) -> None:
-        self._has_reported = True
+        self.has_reported = True
         # A fork has the rank's channel, but only the rank itself reports.
         if not self.is_forked:
             self._send_message(dataclasses.replace(report, recorded=self.recorded()))
