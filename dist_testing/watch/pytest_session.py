@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -58,11 +59,10 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     try:
         check_watchable(config)
         spare_cuda()
-        named = given.file_or_dir or config.getini("testpaths") or ["."]
         project = Project(
             directory=str(config.invocation_params.dir),
             root=str(config.rootpath),
-            arguments=tuple(map(str, named)),
+            arguments=watched_arguments(config),
             configuration=str(config.inipath or ""),
             has_package_names=bool(given.pyargs),
         )
@@ -75,6 +75,16 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     except BaseException as error:
         run.tell_imports(error)
         raise
+
+
+def watched_arguments(config: pytest.Config) -> tuple[str, ...]:
+    """Return the files, folders and node ids that pytest will collect: it decides so after the first conftest files."""
+    given = config.known_args_namespace
+    named = list(map(str, given.file_or_dir))
+    if not named and config.invocation_params.dir == config.rootpath:
+        paths = config.getini("testpaths")
+        named = paths if given.pyargs else [found for path in paths for found in sorted(glob(path, recursive=True))]
+    return tuple(named or ["."])
 
 
 def check_watchable(config: pytest.Config) -> None:

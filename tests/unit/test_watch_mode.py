@@ -17,7 +17,7 @@ import pytest
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.watch.loop import Files, forget_compiled, is_third_party, sources_of
-from dist_testing.watch.pytest_session import check_watchable
+from dist_testing.watch.pytest_session import check_watchable, watched_arguments
 from dist_testing.watch.run import Order, Project, Told, syntax_error
 from tests.support.children import write_file
 
@@ -163,6 +163,27 @@ def test_what_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="is rank 1 of 2"):
         check_watchable(_config({}))
+
+
+def test_the_watched_paths_are_those_that_pytest_collects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, no save runs a test where `testpaths` has a pattern, or in another folder than pytest's root."""
+    for name in ("pkg_b/tests", "pkg_a/tests"):
+        (tmp_path / name).mkdir(parents=True)
+
+    def arguments(directory: Path, *named: str, testpaths: tuple[str, ...] = ("pkg_*/tests",)) -> tuple[str, ...]:
+        monkeypatch.chdir(directory)
+        parts = SimpleNamespace(
+            known_args_namespace=SimpleNamespace(file_or_dir=list(named), pyargs=False),
+            invocation_params=SimpleNamespace(dir=directory),
+            rootpath=tmp_path,
+            getini=lambda name: list(testpaths),
+        )
+        return watched_arguments(cast("pytest.Config", parts))
+
+    assert arguments(tmp_path) == ("pkg_a/tests", "pkg_b/tests")
+    assert arguments(tmp_path, "pkg_b") == ("pkg_b",)
+    assert arguments(tmp_path, testpaths=("absent",)) == (".",)
+    assert arguments(tmp_path / "pkg_a") == (".",), "testpaths are those of the root"
 
 
 def test_failed_tests_are_remembered(tmp_path: Path) -> None:
