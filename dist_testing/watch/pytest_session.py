@@ -71,7 +71,14 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
         raise pytest.UsageError(str(error)) from error
     run = _begin(config, fork)
     try:
+        signal.signal(signal.SIGTERM, run.stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         return (yield)
+    except KeyboardInterrupt:
+        # There is no session yet that could end, and pytest would show the exception with all its frames. After Ctrl-C
+        # the watcher sends its signal, too.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(1) from None
     except BaseException as error:
         run.tell_imports(error)
         raise
@@ -161,8 +168,6 @@ def _begin(config: pytest.Config, forked: Fork) -> _Run:
         numpy_random.seed()
     run = _Run(config, forked)
     config.pluginmanager.register(run, _RUN)
-    signal.signal(signal.SIGTERM, run.stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     return run
 
 
@@ -184,7 +189,8 @@ class _Run:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         signal.signal(number, signal.SIG_IGN)
-        write_terminal_to(self._config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if self._config.pluginmanager.has_plugin("terminalreporter"):
+            write_terminal_to(self._config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         if self._code is not None:
             # pytest would print the exception with all its frames, and the session is over in a moment.
             return

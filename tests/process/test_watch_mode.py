@@ -245,6 +245,35 @@ def test_a_save_during_the_summary_shows_no_traceback(starter: Starter, tmp_path
         assert "Traceback" not in watch.shown
 
 
+_HELD_CONFTEST = """
+    import threading
+    from tests.support.bell import ring
+
+    HOLDS = True
+    ring("conftest")
+    if HOLDS:
+        threading.Event().wait()
+"""
+
+
+def test_a_save_while_a_conftest_file_is_imported_shows_no_traceback(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, two quick saves blame a conftest file that imports for seconds; Ctrl-C shows a hundred lines."""
+    conftest = write_file(tmp_path, "conftest.py", _HELD_CONFTEST)
+    write_file(tmp_path, "test_quick.py", "def test_quick(): ...\n")
+    with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_quick.py", env=dict(bell.env)) as watch:
+        bell.wait(1, watch.child)
+        save(conftest, "HOLDS = True", "HOLDS = False")
+        shown = watch.wait()
+        assert "watch: the run was stopped" in shown
+        assert "watch: 1 passed" in shown
+        assert "Error" not in shown
+        save(conftest, "HOLDS = False", "HOLDS = True")
+        bell.wait(2, watch.child)
+        watch.type("\x03", end="")
+        assert watch.end() == 130, watch.shown
+        assert "Traceback" not in watch.shown
+
+
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGKILL", "terminal"])
 def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) -> None:
     """If this fails, a closed terminal leaves ranks or a run behind."""
