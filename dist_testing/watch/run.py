@@ -171,9 +171,9 @@ class Project:
         return [str(folder / _CONFTEST) for folder in Path(path).parents if folder.is_relative_to(self.root)]
 
     def learn(self, told: Told, order: Order) -> None:
-        """Take over the results of a run."""
+        """Take over the results of a run, also of one that was killed or interrupted (pytest's exit code 2)."""
         self.failed.update(dict.fromkeys(sorted(told.failed - self.failed.keys())))
-        is_selected = bool(order.pattern or order.only_failed)
+        is_selected = bool(order.pattern or order.only_failed or told.code in (None, 2))
         for node_id in list(self.failed):
             file = os.path.normpath(os.path.join(self.root, node_id.partition("::")[0]))
             is_seen = node_id in told.outcomes

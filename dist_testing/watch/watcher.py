@@ -225,6 +225,7 @@ class _Watcher:
         loop.is_debugging = False
         loop.changed |= loop.files.add(run.told.files, began_ns)
         if not is_whole:
+            self._project.learn(run.told, order)
             _say("watch: the run was stopped")
         return None
 

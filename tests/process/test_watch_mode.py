@@ -195,6 +195,9 @@ _HELD = """
 
     HOLDS = True
 
+    def test_before():
+        assert not HOLDS
+
     @pytest.mark.distributed(world_size=2)
     def test_held(world):
         if HOLDS:
@@ -204,14 +207,19 @@ _HELD = """
 
 
 def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a save has to wait for a hang, or ranks of the stopped run stay."""
+    """If this fails, a save has to wait for a hang, or ranks of the stopped run stay, or its failures are forgotten."""
     test = write_file(tmp_path, "test_held.py", _HELD)
     with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_held.py", env=dict(bell.env)) as watch:
         pids = [int(pid) for line in bell.wait(2, watch.child) for pid in line.split()]
-        save(test, "HOLDS = True", "HOLDS = False")
+        watch.type("f")
         shown = watch.wait()
         assert "watch: the run was stopped" in shown
-        assert "watch: 1 passed" in shown
+        assert "watch: 1 failed in" in shown
+        watch.type("a")
+        pids += [int(pid) for line in bell.wait(2, watch.child) for pid in line.split()]
+        save(test, "HOLDS = True", "HOLDS = False")
+        shown += watch.wait()
+        assert "watch: 2 passed" in shown
         assert "KeyboardInterrupt" not in shown
         assert "Traceback" not in shown
         assert wait_ended(pids, limit_s=0), "ranks or the fork server of the stopped run are left"

@@ -191,8 +191,8 @@ def test_failed_tests_are_remembered(tmp_path: Path) -> None:
     test = str(write_file(tmp_path, "test_a.py", ""))
     results = _project(tmp_path, "test_a.py")
 
-    def learn(order: Order, **outcomes: str) -> list[str]:
-        told = Told(tests={test})
+    def learn(order: Order, code: int | None = 1, **outcomes: str) -> list[str]:
+        told = Told(tests={test}, code=code)
         for name, outcome in outcomes.items():
             told.take(json.dumps({"test": f"test_a.py::{name}", "outcome": outcome}).encode())
         results.learn(told, order)
@@ -200,4 +200,6 @@ def test_failed_tests_are_remembered(tmp_path: Path) -> None:
 
     assert learn(Order(), b="failed", c="passed") == ["b"]
     assert learn(Order(pattern="c"), c="failed") == ["b", "c"], "b was not selected"
-    assert learn(Order(), c="passed") == [], "b was renamed"
+    assert learn(Order(), None, c="passed", d="failed") == ["b", "d"], "the run was killed before b"
+    assert learn(Order(), 2, d="passed") == ["b"], "the run was stopped before b"
+    assert learn(Order(), 0, c="passed") == [], "b was renamed"
