@@ -65,6 +65,7 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
             arguments=watched_arguments(config),
             configuration=str(config.inipath or ""),
             has_package_names=bool(given.pyargs),
+            patterns=tuple(config.getini("python_files")),
         )
         fork = watch(project)
     except (LaunchError, UsageError) as error:

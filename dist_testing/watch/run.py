@@ -154,6 +154,7 @@ class Project:
     arguments: tuple[str, ...]  # files, folders and node ids
     configuration: str  # pytest's configuration file; "" for none
     has_package_names: bool  # whether arguments may be names of packages
+    patterns: tuple[str, ...]  # pytest's patterns for names of test files
     tests: set[str] = field(default_factory=set)  # files with tests
     # Node ids of the tests that failed when they ran last; the first failure first.
     failed: dict[str, None] = field(default_factory=dict)
@@ -183,6 +184,14 @@ class Project:
                 del self.failed[node_id]
         self.tests = {path for path in self.tests | told.tests if os.path.exists(path)}
 
+    def _is_test_file(self, path: str) -> bool:
+        """Return whether a file is for tests alone, so that only files with its name in their text can need it.
+
+        A module can have tests, too: with --doctest-modules, or by a plug-in that makes a test of each source.
+        """
+        is_named = any(path == self.path_of(argument) for argument in self.arguments)
+        return is_named or not path.endswith(".py") or any(Path(path).match(pattern) for pattern in self.patterns)
+
     def unaffected(self, changed: Collection[str]) -> frozenset[str]:
         """Return the test files that a change does not concern: none, if other files than tests have changed."""
         affected: set[str] = set()
@@ -190,7 +199,7 @@ class Project:
             name = os.path.basename(path)
             if name == _CONFTEST:
                 affected |= {test for test in self.tests if Path(path).parent in Path(test).parents}
-            elif path in self.tests or name.startswith("test_") or name.endswith("_test.py"):
+            elif self._is_test_file(path):
                 affected |= {path} | {test for test in self.tests if _names(test, name.removesuffix(".py"))}
             else:
                 return frozenset()

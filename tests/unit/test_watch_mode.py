@@ -88,13 +88,14 @@ def test_syntax_errors_name_the_line(tmp_path: Path, source: str, said: str) -> 
 
 
 def _project(folder: Path, *arguments: str) -> Project:
-    return Project(str(folder), str(folder), arguments, "", has_package_names=False)
+    patterns = ("test_*.py", "checks/*.py")
+    return Project(str(folder), str(folder), arguments, "", has_package_names=False, patterns=patterns)
 
 
 def test_the_tests_of_a_change(tmp_path: Path) -> None:
     """If this fails, a change does not run the tests that it breaks, or the save of a test file runs all tests."""
-    names = ("test_one.py", "test_two.py", "sub/test_three.py")
-    for name, source in zip(names, ("", "from test_one import *", ""), strict=True):
+    names = ("test_one.py", "test_two.py", "sub/test_three.py", "checks/four.py", "doctested.py")
+    for name, source in zip(names, ("", "from test_one import *", "", "", ""), strict=True):
         write_file(tmp_path, name, source)
     results = _project(tmp_path)
     results.learn(Told(tests={str(tmp_path / name) for name in names}), Order())
@@ -108,6 +109,8 @@ def test_the_tests_of_a_change(tmp_path: Path) -> None:
     assert affected("test_two.py", "sub/test_three.py") == {"test_two.py", "sub/test_three.py"}
     assert affected("sub/conftest.py") == {"sub/test_three.py"}
     assert affected("conftest.py") == set(names)
+    assert affected("checks/four.py") == {"checks/four.py"}
+    assert affected("doctested.py") == set(names), "tests may import a module that has tests of its own"
     assert affected("test_new.py") == set()
     assert affected("test_two.py", "library.py") == set(names)
 
