@@ -103,10 +103,11 @@ class _Watcher:
                 has_news = True
                 forget_compiled(changed)
                 self._unseen |= changed
-                if stale := sorted(self._unseen & self._own):
+                is_parsed = self._is_parsed()
+                if is_parsed and (stale := sorted(self._unseen & self._own)):
                     _say(f"watch: {_names(stale)} changed, which this process has read: starting again")
                     return None
-                order, why = self._after_save(), f"after the save of {_names(sorted(changed))}"
+                order, why = self._after_save() if is_parsed else None, f"after the save of {_names(sorted(changed))}"
             else:
                 letter, _, rest = loop.commands.pop(0).partition(" ")
                 order, why = self._obey(letter, rest.strip()), "by command"
@@ -148,14 +149,18 @@ class _Watcher:
         # The garbage collector of a run does not touch frozen objects, so their pages stay shared.
         gc.freeze()
 
+    def _is_parsed(self) -> bool:
+        """Return whether the changes can be parsed; say what cannot."""
+        errors = [error for path in sorted(self._unseen) if path.endswith(".py") and (error := syntax_error(path))]
+        for error in errors:
+            _say(f"watch: {error}")
+        if errors:
+            _say("watch: no test runs until this parses")
+        return not errors
+
     def _after_save(self) -> Order | None:
         """Return the order to run what the changes concern; None if no test can run."""
         project = self._project
-        if errors := [error for path in sorted(self._unseen) if path.endswith(".py") and (error := syntax_error(path))]:
-            for error in errors:
-                _say(f"watch: {error}")
-            _say("watch: no test runs until this parses")
-            return None
         left_out = project.unaffected(self._unseen)
         present = project.present()
         chosen = tuple(argument for argument in present if project.path_of(argument) not in left_out)

@@ -160,7 +160,8 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
     """If this fails, a half-written file ends the watch, or shows a traceback of ours."""
     test = write_file(tmp_path, "test_plain.py", "def test_one():\n    assert True\n")
     conftest = write_file(tmp_path, "conftest.py", "VALUE = 1\n")
-    with Watch(starter, tmp_path, "test_plain.py") as watch:
+    plugin = write_file(tmp_path, "start/own_plugin.py", "VALUE = 1\n")
+    with Watch(starter, tmp_path, "test_plain.py", "-p", "own_plugin") as watch:
         assert "watch: 1 passed" in watch.wait()
         save(test, "assert True", "assert (True")
         shown = watch.wait()
@@ -184,6 +185,9 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
         assert "No module named 'absent'" in watch.wait()
         write_file(tmp_path, "absent.py", "")
         assert "watch: 1 passed" in watch.wait("passed in") + watch.wait()
+        # The watch would start again with it.
+        save(plugin, "VALUE = 1", "VALUE = (1")
+        assert "watch: no test runs until this parses" in watch.wait()
         assert watch.end("q") == 0
 
 

@@ -28,6 +28,8 @@ _START = f"""
     os.close(terminal)
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
+    # As for a script that Python starts.
+    sys.path.insert(0, os.path.dirname(__file__))
 
     if sys.argv[1:2] == ["--bazel"]:
         from dist_testing.core.bazel.main import main
