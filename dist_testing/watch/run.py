@@ -226,4 +226,4 @@ def _names(path: str, module: str) -> bool:
         source = Path(path).read_bytes()
     except OSError:
         return False
-    return re.search(rb"\b%b\b" % re.escape(module.encode()), source) is not None
+    return re.search(rb"\b%b\b" % re.escape(os.fsencode(module)), source) is not None

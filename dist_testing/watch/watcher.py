@@ -269,8 +269,10 @@ def _names(paths: Collection[str]) -> str:
 
 
 def _say(text: str) -> None:
+    # Names of files need not be text.
+    encoding = sys.stdout.encoding or "utf-8"
     # The terminal may be gone, which SIGHUP tells, too.
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError:
         signal.raise_signal(signal.SIGHUP)
