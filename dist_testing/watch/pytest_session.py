@@ -32,7 +32,7 @@ from dist_testing.watch.watcher import watch
 _DEBUG = "Leave it out, and type d while the watch waits: that opens the debugger on a rank."
 # Options that a run after each save cannot honour: name in the namespace, spelling, way out.
 _REFUSED = (
-    ("numprocesses", "-n", "Leave -n out: the ranks of one test run side by side anyway."),
+    ("numprocesses", "-n", "Leave -n out, or write -n0 behind it: the ranks of one test run side by side anyway."),
     ("dist_jobs", "--dist-jobs", "Leave it out: a save runs few tests, and the ranks of one run side by side anyway."),
     ("dist_debug_rank", "--dist-debug-rank", _DEBUG),
     ("usepdb", "--pdb", _DEBUG),
@@ -41,7 +41,7 @@ _REFUSED = (
     ("failedfirst", "--ff", "Leave it out: failed tests come first."),
     ("newfirst", "--nf", "Leave it out: a save runs the tests that it concerns."),
     ("stepwise", "--sw", "Leave it out: failed tests come first, and -x stops at the first failure."),
-    ("cov_source", "--cov", "Measure coverage in a run of its own."),
+    ("cov_source", "--cov", "Measure coverage in a run of its own; --no-cov takes back that of a configuration file."),
     ("collectonly", "--collect-only", "Leave one of the two out."),
 )
 # The name of the plugin of a run.
@@ -105,7 +105,7 @@ def check_watchable(config: pytest.Config) -> None:
             "Write it on the command line itself."
         )
     for name, spelling, way_out in _REFUSED:
-        if getattr(given, name, None):
+        if getattr(given, name, None) and not (name == "cov_source" and given.no_cov):
             raise UsageError(
                 f"{WATCH_OPTION} with {spelling}.\n"
                 "The watch mode runs parts of the session in forks of one process, and chooses the tests.\n"

@@ -149,11 +149,12 @@ def _config(
 def test_what_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, an option has no effect in watch mode, or every pytest of a project waits for saves."""
     check_watchable(_config({"usepdb": False, "numprocesses": None, "lf": False}))
+    check_watchable(_config({"cov_source": ["package"], "no_cov": True}))
     refused: tuple[tuple[Mapping[str, object], str], ...] = (
         ({"numprocesses": 2}, "--dist-watch with -n."),
         ({"dist_debug_rank": "0"}, "--dist-watch with --dist-debug-rank."),
         ({"lf": True}, "--dist-watch with --lf."),
-        ({"cov_source": ["package"]}, "--dist-watch with --cov."),
+        ({"cov_source": ["package"], "no_cov": False}, "--dist-watch with --cov."),
         ({"collectonly": True}, "--dist-watch with --collect-only."),
     )
     configs = [(_config(given), said) for given, said in refused]
