@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -182,6 +182,8 @@ class _Run:
     _test_files: set[str] = field(default_factory=set)
     # Sources that an import has run, also one that has failed.
     _files: set[str] = field(default_factory=set)
+    # Files that the watcher knows.
+    _told: set[str] = field(default_factory=set)
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle the signal of the watcher: end the session without a word, because the next one follows at once."""
@@ -250,6 +252,12 @@ class _Run:
         if report.failed or report.when == "call" or report.skipped:
             self._watcher.tell(test=report.nodeid, outcome=report.outcome)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Tell the watcher what the test has imported on a rank alone; the runner tells its own at the end."""
+        if os.getpid() != self._watcher.pid and (files := own_files() - self._told):
+            replace(self._watcher, pid=os.getpid()).tell(files=sorted(files), tests=[])
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Keep the exit code, and tell what tests have imported."""
@@ -273,5 +281,5 @@ class _Run:
         if error is not None:
             self._files |= sources_of(error)
         plugins = [one for one in self._config.pluginmanager.get_plugins() if isinstance(one, ModuleType)]
-        files = {*own_files(plugins), *self._files, *self._test_files}
-        self._watcher.tell(files=sorted(files), tests=sorted(self._test_files))
+        self._told = {*own_files(plugins), *self._files, *self._test_files}
+        self._watcher.tell(files=sorted(self._told), tests=sorted(self._test_files))

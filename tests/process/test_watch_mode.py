@@ -34,11 +34,19 @@ def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
     write_file(tmp_path, "library.py", "import deep\nTWO = deep.TWO\n")
     write_file(tmp_path, "deep.py", "TWO = 2\n")
     write_file(tmp_path, "conftest.py", "VALUE = 1\n")
-    write_file(tmp_path, "tests/test_sum.py", _SUM)
+    # Only ranks import it, and no watched file is beside it.
+    write_file(tmp_path, "far/away.py", "ONE = 1\n")
+    write_file(
+        tmp_path, "tests/test_sum.py", _SUM.replace("torch.ones(2)", "torch.ones(2) * __import__('far.away').away.ONE")
+    )
     write_file(tmp_path, "tests/other/conftest.py", "VALUE = 1\n")
     write_file(tmp_path, "tests/other/test_other.py", "def test_other():\n    pass\n")
     with Watch(starter, tmp_path, "tests") as watch:
         assert "3 passed" in watch.wait()
+        save(tmp_path / "far/away.py", "ONE = 1", "ONE = 7")
+        assert "watch: 1 failed, 2 passed" in watch.wait()
+        save(tmp_path / "far/away.py", "ONE = 7", "ONE = 1")
+        assert "watch: 3 passed" in watch.wait()
         save(tmp_path / "tests/test_sum.py", "== library.TWO", "== library.TWO + 1")
         shown = watch.wait()
         assert "watch: 1 failed, 1 passed" in shown
