@@ -155,6 +155,7 @@ class Project:
     configuration: str  # pytest's configuration file; "" for none
     has_package_names: bool  # whether arguments may be names of packages
     patterns: tuple[str, ...]  # pytest's patterns for names of test files
+    files: set[str] = field(default_factory=set)  # files that runs have read
     tests: set[str] = field(default_factory=set)  # files with tests
     # Node ids of the tests that failed when they ran last; the first failure first.
     failed: dict[str, None] = field(default_factory=dict)
@@ -173,6 +174,7 @@ class Project:
 
     def learn(self, told: Told, order: Order) -> None:
         """Take over the results of a run, also of one that was killed or interrupted (pytest's exit code 2)."""
+        self.files |= told.files
         self.failed.update(dict.fromkeys(sorted(told.failed - self.failed.keys())))
         is_selected = bool(order.pattern or order.only_failed or told.code in (None, 2))
         for node_id in list(self.failed):

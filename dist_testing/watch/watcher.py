@@ -150,8 +150,9 @@ class _Watcher:
         gc.freeze()
 
     def _is_parsed(self) -> bool:
-        """Return whether the changes can be parsed; say what cannot."""
-        errors = [error for path in sorted(self._unseen) if path.endswith(".py") and (error := syntax_error(path))]
+        """Return whether the changed files that runs have read can be parsed. Others may be templates."""
+        read = sorted(path for path in self._unseen & self._project.files if path.endswith(".py"))
+        errors = [error for path in read if (error := syntax_error(path))]
         for error in errors:
             _say(f"watch: {error}")
         if errors:

@@ -177,6 +177,8 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
         save(test, "assert (True", "assert True and True")
         assert "watch: 1 passed" in watch.wait()
 
+        write_file(tmp_path, "template.py", "class {{ name }}:\n")
+        assert "watch: 1 passed" in watch.wait()
         # A name that is no text.
         write_file(tmp_path, "test_caf\udce9.py", "")
         assert r"watch: no test is in test_caf\udce9.py" in watch.wait()
