@@ -69,6 +69,9 @@ def test_own_lines_stay_and_missing_ones_follow(tmp_path: Path) -> None:
     assert found[".gitignore"].splitlines().count("/bazel-*") == 1
     assert "/dist_testing_host.bazelrc" in found[".gitignore"]
     assert "requirements.in" not in found
+    _replace(".bazelrc", "import ", "try-import ")(tmp_path)
+    assert cli.main([f"--dir={tmp_path}"]) == 0
+    assert _tree(tmp_path)[".bazelrc"].count("import %workspace%/dist_testing.bazelrc") == 1
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
         if name == MODULE_FILE:
             text = _missing_statements(text, library, folder, module, hub)
         elif name in _LINE_FILES and (folder / name).exists():
-            there = {line.strip() for line in read_text(folder / name).splitlines()}
+            # A `try-import` imports, too.
+            there = {line.strip().removeprefix("try-") for line in read_text(folder / name).splitlines()}
             lines = text.splitlines(keepends=True)
             is_complete = all(line.startswith("#") or line.strip() in there for line in lines)
             text = "" if is_complete else "".join(line for line in lines if line.strip() not in there)
