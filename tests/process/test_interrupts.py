@@ -229,18 +229,18 @@ def test_processes_that_a_plain_test_forks_are_no_runners(starter: Starter, tmp_
     starter.wait_nothing_left(_GONE_LIMIT_S)
 
 
-def test_ctrl_c_while_torch_is_imported(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, Ctrl-C in the first seconds of a run sometimes has no effect, and ranks work without numpy."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_torch_is_imported(starter: Starter, tmp_path: Path, number: int) -> None:
+    """If this fails, a signal in the first seconds of a run sometimes has no effect, and ranks work without numpy."""
     # torch imports it first in native code, which clears errors.
-    numpy = """
+    numpy = f"""
         import os
-        import signal
         from pathlib import Path
 
         if Path("imported").exists():
             raise ModuleNotFoundError
         Path("imported").touch()
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {number:d})
     """
     write_file(tmp_path, "numpy.py", numpy)
     source = "import pytest\n@pytest.mark.distributed(world_size=2)\ndef test_it(world): ...\n"

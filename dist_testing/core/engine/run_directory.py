@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dist_testing.core.engine.interrupts import raise_again
 from dist_testing.core.engine.needs import import_torch
 from dist_testing.core.engine.rank_logs import open_regular
 from dist_testing.core.events.event import Event
@@ -130,6 +131,8 @@ class Launchers:
             if self.run.may_fork_runner:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
                 import_torch()
+                # Native code of torch clears the error of a signal that arrives meanwhile.
+                raise_again()
                 add_ons()
             folder = self.directory
             run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short), forks=self.forks)
