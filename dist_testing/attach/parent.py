@@ -74,7 +74,8 @@ def serve(rank_info: RankInfo, context: RankContext, loader: Loader, collected: 
             ) from error
         # A launcher that stops the ranks stops rank 0, too, which then ends the run in order. If rank 0 does not, the
         # launcher kills this process. When the first process ends with a failure, launchers stop the others.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         ending = _wait_here(connection) if is_here else end.serve()
         if ending.error:
             raise LaunchError(ending.error)
