@@ -45,9 +45,6 @@ def make_engine(
             f"Use {rank_info.launcher} without -n, or -n without {rank_info.launcher}."
         )
     engine = AttachedEngine(spec, budget, context, loader, rank_info)
-    if rank_info.rank:
-        # Rank 0's process writes it for all ranks.
-        config.option.xmlpath = None
     config.pluginmanager.register(Follower(config, rank_info, context, loader) if rank_info.rank else engine)
     return engine
 

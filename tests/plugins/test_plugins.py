@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.attached import Agent
 from tests.support.children import Ended, run_pytest, write_file
 from tests.support.starter import Starter
 
@@ -263,6 +265,17 @@ def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
     assert ended.outcomes() == {**passed, "test_fails": "FAILED", "test_fresh": "FAILED"}, ended.log
     assert "rank 0 raised AssertionError: assert 0 != 0" in ended.log, ended.log
     assert "rank 1 raised AssertionError: assert 1 != 1" in ended.log, ended.log
+
+
+def test_reports_under_torchrun(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the process of another rank replaces a report by one without tests."""
+    source = "import pytest\n\n@pytest.mark.distributed\ndef test_passes(world): ...\n"
+    plugins = "-p pytest_html.plugin -p pytest_metadata.plugin -p pytest_jsonreport.plugin"
+    options = "--html=out.html --json-report --json-report-file=out.json"
+    first, second = Agent(starter, tmp_path).run(source, *plugins.split(), *options.split())
+    assert (first.code, second.code, second.log) == (0, 0, ""), first.log + second.log
+    assert json.loads((tmp_path / "out.json").read_text())["summary"] == {"passed": 1, "total": 1, "collected": 1}
+    assert "test_cases.py::test_passes" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize("name", [*_PLUGINS, *_OTHERS])

@@ -10,6 +10,7 @@ collected; 128 + N if signal N ended --dist-watch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Generator
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _RUNNER = "dist_testing_runner"
 # Ends of the names of variables that launchers set in the processes that they start.
 LAUNCHER_VARIABLES = ("RANK", "PROCID")
+# Options of pytest and of plug-ins for files that one process of a session writes, to their values for all others.
+_FILES = {"xmlpath": None, "log_file": os.devnull, "htmlpath": None, "json_report": False, "report_log": None}
 
 
 class _Hooks:
@@ -73,6 +76,21 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         return (yield)
     watch = add_on_named("watch", WATCH_OPTION)
     return (yield from watch.load("around_conftests")(early_config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Leave the files to rank 0 of a launcher's world, before the plug-ins that write them are configured."""
+    if not _has_launcher():
+        return
+    from dist_testing.core.pytest.marked_items import SPEC_KEY
+    from dist_testing.core.session.existing_world import existing_rank
+
+    # The runner's half reports wrong variables. Under Bazel they do not count.
+    with contextlib.suppress(DistTestingError):
+        found = None if SPEC_KEY in config.stash else existing_rank()
+        if found is not None and found[1].rank:
+            vars(config.option).update({name: value for name, value in _FILES.items() if hasattr(config.option, name)})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -126,8 +144,12 @@ def _is_set_up(config: pytest.Config) -> bool:
         or config.hook.pytest_dist_backends.get_hookimpls()
         # The reports of pytest-xdist's workers come to this process.
         or getattr(config.option, "dist", "no") != "no"
-        or any(name.endswith(LAUNCHER_VARIABLES) for name in os.environ)
+        or _has_launcher()
     )
+
+
+def _has_launcher() -> bool:
+    return any(name.endswith(LAUNCHER_VARIABLES) for name in os.environ)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
