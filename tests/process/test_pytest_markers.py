@@ -49,7 +49,7 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test that a conftest marks passes without ranks, or ends the session."""
+    """If this fails, a test that a conftest marks or repeats passes without ranks, or ends the session."""
     conftest = """
         import pytest
 
@@ -62,6 +62,8 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
             for item in items:
                 if "late" in item.name:
                     item.add_marker(pytest.mark.distributed(world_size=2), append="other_size" not in item.name)
+            # To run a test twice.
+            items += [item for item in items if item.name == "test_late_world"]
     """
     write_file(tmp_path, "conftest.py", conftest)
     source = """
@@ -93,6 +95,7 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
         error="test_late_other_size",
     )
     assert ended.log.count("rank 1 raised AssertionError: assert '1' != '1'") >= 2
+    assert ended.log.count("PASSED test_cases.py::test_late_world\n") == 2
     assert "Each size makes a case, but this case has 3 ranks already." in ended.log
 
 

@@ -111,7 +111,9 @@ class WorldItem(pytest.Function):
 
 def make_world_item(item: pytest.Function) -> None:
     """Make the item of a marked function a `WorldItem`. It stays one of its own class, too."""
-    item.__class__ = _world_item(type(item))
+    # A conftest may repeat items, as in `items *= 2`.
+    if not isinstance(item, WorldItem):
+        item.__class__ = _world_item(type(item))
 
 
 @functools.cache
