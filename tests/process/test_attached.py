@@ -138,6 +138,7 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
         "ranks disagree about a skip: rank 0 passed; rank 1 skipped: rank 1 alone",
         "rank 1 ended the test; rank 0 waits for it in barrier #1 of the default group",
         "It is proven that no rank could ever go on",
+        "--dist-world-size=2 test_cases.py::test_one_rank_skips\n",
     ):
         assert said in first.log, said
     assert (tmp_path / "plain").read_text() == (tmp_path / "set-up").read_text() == "ran\n", "once, in the runner"

@@ -24,7 +24,7 @@ from dist_testing.core.engine.report_text import printable
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec
 from dist_testing.core.pytest.internals import Xfail, evaluate_xfail_marks, xfailed_key
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session
@@ -90,25 +90,28 @@ def failure_text(item: pytest.Item, result: CaseResult, spec: Spec, outputs: Pat
     if outputs is not None:
         keep_logs(result, outputs)
     command = None if spec.target else getattr(item, "command", None)
-    reproduce = (command and command(result, spec)) or _command_alone(item, spec.target)
+    reproduce = (command and command(result, spec)) or _command_alone(item, spec)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
 
 
-def _command_alone(item: pytest.Item, target: str) -> str:
-    """Return the command that runs one test alone. `target` is the label of the target; "" outside Bazel."""
-    if target:
+def _command_alone(item: pytest.Item, spec: Spec) -> str:
+    """Return the command that runs one test alone."""
+    if spec.target:
         # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
         # program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
         given = [] if hasattr(item, "command") else sys.argv[1:]
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
-        return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
+        return f"bazel test {spec.target} --test_filter={test_filter}{''.join(options)}"
     config = item.config
     # A worker of pytest-xdist has other arguments than its controller.
     given = getattr(config, "workerinput", {}).get("mainargv", ["", *arguments_of_part(config)])[1:]
     arguments = _kept(given, config.option.file_or_dir)
+    if spec.world_sizes != (DEFAULT_WORLD_SIZE,) and config.getoption("--dist-world-size") is None:
+        # That of torchrun, which the command does without.
+        arguments.append(f"--dist-world-size={spec.world_sizes[0]}")
     variables = [
         f"{name}={shlex.quote(value)}"
         for name, value in sorted(os.environ.items())
