@@ -60,7 +60,7 @@ class RankInfo:
     variable: str = "RANK"  # the launcher's variable that tells the rank
 
     def store(self) -> Store:
-        """Connect to the store, under a prefix of keys of our own; a RuntimeError of torch if it cannot be reached.
+        """Connect to the store, under a prefix of keys of our own; a LaunchError if it cannot be reached.
 
         It is independent of the groups of the tests, so it works also if those fail.
         """
@@ -76,17 +76,27 @@ class RankInfo:
                 "MASTER_ADDR is not the machine of rank 0, or another process has the port of MASTER_PORT.\n"
                 "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there."
             ) from error
-        store = TCPStore(
-            self.address,
-            self.port,
-            self.size,
-            is_master=serves,
-            timeout=timedelta(seconds=ATTACH_LIMIT_S),
-            wait_for_workers=False,
-            # Later stores of rank 0 at this port, such as that of env://, then share the server.
-            multi_tenant=True,
-            master_listen_fd=listener,
-        )
+        try:
+            store = TCPStore(
+                self.address,
+                self.port,
+                self.size,
+                is_master=serves,
+                timeout=timedelta(seconds=ATTACH_LIMIT_S),
+                wait_for_workers=False,
+                # Later stores of rank 0 at this port, such as that of env://, then share the server.
+                multi_tenant=True,
+                master_listen_fd=listener,
+            )
+        except RuntimeError as error:
+            server = "torchrun's agent" if self.is_served else "rank 0"
+            raise LaunchError(
+                f"Rank {self.rank} of {self.size} has not found the store at {self.address}:{self.port}: "
+                f"{str(error).partition(chr(10))[0]}\n"
+                f"It is that of {server}, which has ended, or the variables of {self.launcher} are of an earlier run.\n"
+                f"Start every rank by the same command, with {self.launcher}; or unset {self.variable}, and the "
+                "library starts the ranks."
+            ) from error
         return PrefixStore(f"dist_testing/{self.attempt}", store)
 
     @property

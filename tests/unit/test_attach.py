@@ -265,6 +265,17 @@ def test_a_port_of_rank_0_that_is_taken_is_told() -> None:
             RankInfo(0, 2, "127.0.0.1", port, is_served=False, attempt="").store()
 
 
+def test_a_store_that_nothing_serves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, variables of a torchrun that has ended make rank 0 end with an internal error."""
+    monkeypatch.setattr(rank_info, "ATTACH_LIMIT_S", 0.1)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        said = rf"Rank 0 of 2 has not found the store at 127\.0\.0\.1:{port}: .*\nIt is that of torchrun's agent"
+        with pytest.raises(LaunchError, match=said):
+            RankInfo(0, 2, "127.0.0.1", port, is_served=True, attempt="").store()
+
+
 def test_an_address_that_cannot_be_reached_is_told() -> None:
     """If this fails, the ranks of other nodes wait for minutes for a store that they cannot reach."""
     for host, problem in (("127.0.0.1", "only this machine reaches it"), ("192.0.2.1", "rank 0 cannot listen there")):
