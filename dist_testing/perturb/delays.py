@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
 from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.errors import OutOfTimeError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, Plan, read_plan
 
@@ -57,14 +58,17 @@ def search(result: CaseResult, run: _Run) -> CaseResult:
     """Run a case again with the next seeds, until it has failed or has run as often as its plan says.
 
     `result` is that of the first run. Return the last one; of a failure that depends on delays, one with as few of them
-    as were found.
+    as were found. If the time for further runs is over, what the earlier ones have shown counts.
     """
     plan: Plan = result.case.settings[NAME]
     seed = plan.seed
-    while not _failed(result) and seed < plan.seed + plan.runs - 1:
-        seed += 1
-        result = run(_with(result.case, dataclasses.replace(plan, seed=seed)))
-    return _shrunk(result, run) if _failed(result) and plan.only is None else result
+    try:
+        while not _failed(result) and seed < plan.seed + plan.runs - 1:
+            seed += 1
+            result = run(_with(result.case, dataclasses.replace(plan, seed=seed)))
+        return _shrunk(result, run) if _failed(result) and plan.only is None else result
+    except OutOfTimeError:
+        return result
 
 
 def _shrunk(result: CaseResult, run: _Run) -> CaseResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
+from dist_testing.core.events.event import WorldEnded
+from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.perturb.plan import Plan
 from tests.support.children import run_cases, run_pytest, write_file
@@ -129,3 +132,16 @@ def test_correct_programs_pass_with_delays(engine: Engine) -> None:
             settings={"perturb": Plan(seed)},
         )
         assert result.verdict.status is Status.PASSED, f"seed {seed}: {failure_report(result)}"
+
+
+@pytest.mark.parametrize(("cases_after", "runs"), [(0, 3), (10**9, 1)])
+def test_runs_end_with_the_part_of_the_time(engine: Engine, cases_after: int, runs: int) -> None:
+    """If this fails, `--config=perturb` fails good targets: their time is over before each case has run 20 times."""
+    ended: list[object] = []
+    engine.events.subscribe(ended.append, WorldEnded, name="the test")
+    engine.budget, engine.cases_after = Budget(time.monotonic() + 3600), cases_after
+    result = run(
+        engine, "correct", world_size=program(1).size, arguments={"seeds": [1]}, settings={"perturb": Plan(1, 3)}
+    )
+    assert result.verdict.status is Status.PASSED, failure_report(result)
+    assert len(ended) == runs

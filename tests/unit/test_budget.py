@@ -60,6 +60,27 @@ def test_cases_share_the_remaining_time(
     assert unlimited.limit_s(own_s, cases_after=cases_after) == own_s
 
 
+@pytest.mark.parametrize(
+    ("left_s", "took_s", "cases_after", "latest_s"),
+    [
+        # As much time as the next run may need is left of the part of the case.
+        (100.0, 20.0, 0, 60.0),
+        (100.0, 5.0, 3, 15.0),
+        # The last run is not cut short.
+        (100.0, 1.0, 0, 90.0),
+        (60.0, 1.0, 1, 28.0),
+        (30.0, 1.0, 1, 10.0),
+    ],
+)
+def test_runs_of_one_case_leave_time_to_the_others(
+    clock: Clock, left_s: float, took_s: float, cases_after: int, latest_s: float
+) -> None:
+    """If this fails, a case that runs twenty times takes the time of the others, or a good one ends as a hang."""
+    shared = Budget(clock.now_s + left_s)
+    assert shared.latest_rerun_s(took_s, cases_after=cases_after) == clock.now_s + latest_s
+    assert Budget().latest_rerun_s(took_s, cases_after=cases_after) == float("inf")
+
+
 @SETTINGS
 @given(st.floats(1.0, 1e5), st.lists(st.floats(0.01, 1e4), min_size=1, max_size=20))
 def test_every_case_gets_time_and_the_reserve_is_kept_however_many_hang(total_s: float, own_s: list[float]) -> None:

@@ -29,7 +29,7 @@ from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import LaunchError, UsageError
+from dist_testing.core.ground.errors import LaunchError, OutOfTimeError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, verdict
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation, isolation_named
@@ -54,8 +54,7 @@ class Engine:
         budget: The time that all cases share.
         cases_after: Number of cases after the next one. They share the budget with it.
         neighbours: Number of worlds that share the CPUs of this run, with that of the current case.
-        waits_for_resources: Whether a world waits for resources that others have, such as GPUs; if not, it does not
-            start.
+        waits_for_resources: Whether a world waits for resources that others have, such as GPUs; else it does not start.
         debug_rank: The rank that gets the terminal in every case; None for none.
         events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
         log_line: Takes a line for the log, such as why a case waits.
@@ -191,10 +190,17 @@ class Engine:
             LaunchError: If the ranks could not be started or killed.
         """
         result = self._finish_once(running)
+        latest_s = self.budget.latest_rerun_s(result.duration_s, cases_after=self.cases_after)
+
+        def again(case: Case) -> CaseResult:
+            if time.monotonic() > latest_s:
+                raise OutOfTimeError(f"{case.name}: not run again: its part of the target's time is over.")
+            return self._finish_once(self.start(case))
+
         for add_on in running.add_ons:
             if add_on.rerun:
                 with blaming(add_on.name, "its rerun"):
-                    result = add_on.load("rerun")(result, lambda case: self._finish_once(self.start(case)))
+                    result = add_on.load("rerun")(result, again)
         return result
 
     def _finish_once(self, running: RunningCase) -> CaseResult:

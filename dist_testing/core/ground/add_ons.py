@@ -62,7 +62,8 @@ class AddOn:
         resource: A `WorldResource`, made without arguments.
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
-        rerun: A function of a result and of a function that runs a `Case` again. It returns the result that counts.
+        rerun: A function of a result and of a function that runs a `Case` again. It returns the result that counts,
+            also if the case cannot run again, which is a `UsageError`.
         setting: A function that reads the user's setting for the add-on, from the subject of an error text and the
             value; it raises `UsageError` if the value is wrong. The marker then has an argument of the add-on's name,
             unittest classes have an attribute, and targets a key of `settings`. What the function returns is in

@@ -19,6 +19,8 @@ REPORT_RESERVE_S = 10.0
 _RESERVE_SHARE = 0.2
 # Time that the rest of a test, such as its teardown, still gets after the end of the budget. Seconds.
 LEAST_S = 1.0
+# A case runs again only if it can have so much. Seconds.
+_LEAST_RERUN_S = 10.0
 # Shares of the reserve: until the first, parts of a test may still start and run after the end of the budget; at the
 # second, a runner that has not ended by itself counts as stuck.
 _LATE_SHARE = 0.5
@@ -74,6 +76,16 @@ class Budget:
         """
         left = max(0.0, self.end_s - time.monotonic())
         return min(own_limit_s, left / 2 if cases_after else left)
+
+    def latest_rerun_s(self, took_s: float, *, cases_after: int) -> float:
+        """Return until when a case that has just run, in `took_s` seconds, may begin to run again.
+
+        All its runs get what each case after it can have, too. None is cut short, because it would look like a hang.
+        """
+        now_s = time.monotonic()
+        share_s = (self.end_s - now_s) / (cases_after + 1)
+        least_s = _LEAST_RERUN_S * (2 if cases_after else 1)
+        return min(now_s + share_s - 2 * took_s, self.end_s - least_s)
 
     def case_end_s(self, cases_after: int) -> float:
         """Return when a part of a case that starts now has to end."""

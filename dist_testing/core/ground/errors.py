@@ -76,6 +76,10 @@ class UsageError(DistTestingError):
     """A marker, an option or a call asks for something that does not exist or cannot be done."""
 
 
+class OutOfTimeError(UsageError):
+    """A case is not run again, because its part of the run's time is over. What its earlier runs have shown stays."""
+
+
 class LaunchError(DistTestingError):
     """Ranks could not be started. No test code has run, so the infrastructure failed, not the test."""
 
