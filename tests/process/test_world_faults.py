@@ -97,7 +97,15 @@ def _is_late(world: World, _: _Arguments) -> None:
     assert took_s >= _LONG_S or world.rank > 1
     # It is late once.
     world.barrier("step")
-    assert not world.store.check(["dist_testing/delay/1/step"])
+    assert not world.store.check([f"dist_testing/delay/{world._cases}/1/step"])
+
+
+def _ends_before_a_delay(world: World, _: _Arguments) -> None:
+    world.faults.delay(1, "step", 3600)
+
+
+def _meets_at_the_barrier(world: World, _: _Arguments) -> None:
+    world.barrier("step")
 
 
 def _asks_for_strangers(world: World, _: _Arguments) -> None:
@@ -284,6 +292,9 @@ def test_a_pool_keeps_its_ranks_whole(engine: Engine) -> None:
     assert _passed(_case(engine, "_breaks_a_pool", isolation="pool", pool="a"))
     assert _passed(_case(engine, "_stops_for_a_while", isolation="pool", pool="a"))
     assert _passed(_case(engine, "_asks_from_threads", isolation="pool", pool="a"))
+    assert _passed(_case(engine, "_ends_before_a_delay", isolation="pool", pool="a"))
+    # Without a wait for the delay of the case before.
+    assert _passed(_case(engine, "_meets_at_the_barrier", isolation="pool", pool="a"))
     assert engine.end_pool() == ""
 
 
