@@ -100,7 +100,11 @@ class Parity:
 def _leaves(path: str, state: Any) -> Iterator[tuple[str, torch.Tensor | int | float | bool]]:
     """Yield the tensors and numbers of a state with their paths. Tensors are copies: the next step changes them."""
     if isinstance(state, torch.Tensor):
-        yield path or "the value", state.detach().to("cpu", copy=True)
+        # A meta tensor cannot be copied to the CPU.
+        copy = state.detach() if state.is_meta else state.detach().to("cpu", copy=True)
+        if type(copy) is not torch.Tensor or copy.layout is not torch.strided or copy.is_meta or copy.is_nested:
+            raise _refused(path, f"a {type(copy).__name__} of layout {copy.layout} on device {copy.device.type}")
+        yield path or "the value", copy
     elif type(state) in (int, float, bool):
         yield path or "the value", state
     elif isinstance(state, Mapping):
@@ -110,11 +114,16 @@ def _leaves(path: str, state: Any) -> Iterator[tuple[str, torch.Tensor | int | f
         for number, one in enumerate(state):
             yield from _leaves(f"{path}[{number}]", one)
     else:
-        raise UsageError(
-            f"world.parity: {path or 'the value'} is of type {type(state).__name__}.\n"
-            "States are nested dicts, lists and tuples of tensors and numbers.\n"
-            "Leave it out of what the function yields or returns, or yield its tensors."
-        )
+        raise _refused(path, f"of type {type(state).__name__}")
+
+
+def _refused(path: str, what: str) -> UsageError:
+    return UsageError(
+        f"world.parity: {path or 'the value'} is {what}.\n"
+        "States are nested dicts, lists and tuples of plain tensors and numbers.\n"
+        "Leave it out of what the function yields or returns, or yield its tensors: full_tensor() of a DTensor, "
+        "to_dense() of a sparse one."
+    )
 
 
 def _compare(actual: list[_Step], expected: list[_Step], rtol: float, atol: float) -> tuple[int, str] | None:

@@ -161,10 +161,27 @@ def test_tolerances_and_large_integers() -> None:
     assert _compare(_steps(torch.tensor(1j)), _steps(torch.tensor(2j)), 0.0, 0.5) is not None
 
 
-def test_a_step_is_a_copy_of_what_can_be_compared() -> None:
-    """If this fails, every step has the weights of the last one, or a text in a state is compared with nothing."""
+class _Other(torch.Tensor):
+    """As a DTensor: no tensor that another rank can load."""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("x", "of type str"),
+        (torch.eye(2).to_sparse(), "a Tensor of layout torch.sparse_coo on device cpu"),
+        (torch.empty(2, device="meta"), "a Tensor of layout torch.strided on device meta"),
+        (torch.ones(2).as_subclass(_Other), "a _Other of layout torch.strided on device cpu"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(value: object, said: str) -> None:
+    """If this fails, a text is compared with nothing, or torch's own error blames the rank that loads the states."""
+    assert refusal(lambda: _steps({"name": value})).startswith(f"world.parity: ['name'] is {said}.\n")
+
+
+def test_a_step_is_a_copy() -> None:
+    """If this fails, every step has the weights of the last one."""
     weight = torch.zeros(2)
     (step,) = _steps({"weight": weight})
     weight.add_(1)
     assert step["['weight']"].tolist() == [0.0, 0.0]
-    assert refusal(lambda: _steps({"name": "x"})).startswith("world.parity: ['name'] is of type str.\n")
