@@ -20,10 +20,10 @@ from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.expectations import CONTRACT, Expectations, read_expectations
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
-from dist_testing.conformance.matrix import feature_problems, read_matrix, write_matrix
+from dist_testing.conformance.matrix import check_folder, feature_problems, read_matrix, write_matrix
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
-from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
+from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
 
@@ -36,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except InterruptedRunError as error:
-        print(f"The run was stopped: {error}.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        # Of SIGTERM it has a text.
+        print(f"The run was stopped: {str(error) or 'Ctrl-C'}.", file=sys.stderr)
         return 130
     except DistTestingError as error:
         print(error, file=sys.stderr)
@@ -87,6 +88,14 @@ def _run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
+    if options.out:
+        check_folder(Path(options.out))
+    elif before is not None:
+        raise UsageError(
+            f"--compare={options.compare} without --out.\n"
+            "The difference stands in the page of the run, matrix.html.\n"
+            "Add --out=matrix, for example."
+        )
     backend = _backend(options)
     expectations = Expectations()
     if options.expectations:

@@ -5,10 +5,12 @@ It also shows whether the features that the backend declares are true.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -219,10 +221,22 @@ def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> 
         "matrix.md": markdown(matrix),
         "matrix.html": page(matrix, before),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of a matrix, and raise UsageError if no file can be written there: before the cells run."""
+    with _writing(folder), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise UsageError(
             f"{folder}: the matrix cannot be written: {error.strerror}.\n"

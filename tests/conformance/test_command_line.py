@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_testing.conformance.__main__ import main
+from dist_testing.conformance.matrix import Matrix
 
 # A backend of another project: torch's own gloo under another name, whose broadcast can forget the root.
 PLUG_IN = """
@@ -110,6 +111,9 @@ def test_a_foreign_backend(tmp_path: Path) -> None:
         (["--backend=nowhere", "--import=foreign_plug_in"], "registers no device"),
         (["--backend=gloo", "--expectations=absent.json"], "cannot be read"),
         (["--merge", "absent.json"], "no capability matrix"),
+        # Before a cell runs: a whole run takes minutes.
+        (["--backend=glo", "--out=foreign_plug_in.py"], "the matrix cannot be written: File exists"),
+        (["--backend=glo", "--compare=before.json"], "--compare=before.json without --out"),
     ],
 )
 def test_bad_command_lines(
@@ -117,12 +121,21 @@ def test_bad_command_lines(
 ) -> None:
     """Three lines, status 2."""
     (tmp_path / "foreign_plug_in.py").write_text(PLUG_IN, encoding="utf-8")
+    (tmp_path / "before.json").write_text(Matrix("gloo", "2.13").to_json(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(arguments) == 2
     told = capsys.readouterr().err
     assert text in told
     assert len(told.strip().splitlines()) == 3
+
+
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, who stops a run of minutes gets forty lines of a traceback."""
+    (tmp_path / "stopped_plug_in.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--backend=mine", "--import=stopped_plug_in"]) == 130
+    assert capsys.readouterr().err == "The run was stopped: Ctrl-C.\n"
 
 
 @pytest.mark.parametrize(
