@@ -49,6 +49,10 @@ class Program:
                 *("python", "-m", "dist_testing.run_program"),
                 *(f"--backend={spec.backend.name}", f"--world-size={case.world_size}"),
                 *([f"--nodes={nodes}"] if (nodes := case.settings.get("nodes", 1)) > 1 else []),
+                *([f"--isolation={case.isolation}"] if case.isolation != FORK.name else []),
+                *([f"--timeout={case.timeout_s:g}"] if self.has_limit else []),
+                *(f"--fault={planned.after_s:g}={planned.call}" for planned in case.settings.get("faults", ())),
+                *(f"--expected-exit={rank}={code}" for rank, code in self.expected_exits.items()),
                 *(self.name, *self.arguments),
             ]
         )

@@ -214,8 +214,9 @@ def test_the_exit_codes_are_the_verdict(
     result = engine.run(Case(how, 2, body, 300.0, "fork", init=False, expected_exits=exits, exit_0_passes=True))
     assert (result.verdict.status, said in result.verdict.reason) == (status, True), result
     if status is Status.FAILED:
-        command = "python -m dist_testing.run_program --backend=gloo --world-size=2 scripts/train.py"
-        assert program.command(result.case, engine.spec) == f"{command} {shlex.quote(how)}"
+        command = "python -m dist_testing.run_program --backend=gloo --world-size=2"
+        options = "".join(f" --expected-exit={rank}={code}" for rank, code in exits.items())
+        assert program.command(result.case, engine.spec) == f"{command}{options} scripts/train.py {shlex.quote(how)}"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from dist_testing import run_program
+from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.spec import Spec
 from dist_testing.programs.main_module import exit_status
 from dist_testing.programs.program import check_program
 from tests.support.results import refusal
@@ -66,6 +70,20 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_exit_status_is_that_of_python(error: BaseException | None, status: int) -> None:
     """If this fails, a program passes here and fails under torchrun, or the other way round."""
     assert exit_status(error) == status
+
+
+def test_the_command_of_a_report_repeats_the_run(tmp_path: Path) -> None:
+    """If this fails, a failed program passes when it runs again, because its faults are left out."""
+    file = tmp_path / "program.py"
+    file.write_text("print()\n")
+    options = ["--isolation=spawn", "--timeout=20", "--fault=0.5=kill(1)", "--fault=3=wire(loss=0.1)"]
+    command = [*options, "--expected-exit=1=-9", str(file), "--fault=x"]
+    program, _ = run_program._read(run_program._parser().parse_args(command))
+    body = program.body(strict_calls=False)
+    case = Case("program", 3, body, 20.0, "spawn", settings={"nodes": 2, **program.settings})
+    told = program.command(case, Spec("", default_backend(), (3,), "spawn"))
+    start = ["python", "-m", "dist_testing.run_program", "--backend=gloo", "--world-size=3", "--nodes=2"]
+    assert shlex.split(told) == [*start, *command]
 
 
 def test_a_wrong_command_is_refused(
