@@ -202,4 +202,5 @@ def first_line(error: BaseException) -> str:
     line = re.sub(r"\[enforce fail at [^\]]*\]", "", line)
     line = re.sub(r"\[?127\.0\.0\.1\]?:\d+(\$\d+)?", "a peer", line)
     line = re.sub(r"0x[0-9a-f]+", "0x...", line)
-    return line.strip()[:200]
+    # Bytes that are no UTF-8, as in a name of a file, would keep the whole matrix from being written.
+    return line.strip()[:200].encode(errors="backslashreplace").decode()

@@ -8,6 +8,7 @@ import pytest
 
 from dist_testing.conformance.cell import Cell, Observation, Seen, Status
 from dist_testing.conformance.judge import judge
+from dist_testing.conformance.kit import first_line
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, verdict
 from dist_testing.core.ground.outcomes import Status as OutcomeStatus
@@ -144,3 +145,8 @@ def test_trouble_after_a_right_cell() -> None:
     assert found.lives is False
     interrupted = dataclasses.replace(LATER, verdict=Verdict(OutcomeStatus.FAILED, Cause.INTERRUPTED))
     assert judge(CELL, interrupted, seen(RIGHT, RIGHT), LIMIT_S).status is Status.WORKS
+
+
+def test_the_line_of_an_error_can_be_written() -> None:
+    """If this fails, one error text with bytes that are no UTF-8 keeps the whole matrix from being written."""
+    assert first_line(RuntimeError("[rank0]: no file a\udcff\nsecond line")) == "no file a\\udcff"
