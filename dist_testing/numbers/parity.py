@@ -69,11 +69,13 @@ class Parity:
             torch.save(expected, saved)
             world.store.set(key, saved.getvalue())  # type: ignore[arg-type]  # bytes, too
             dist.destroy_process_group(alone)
-        else:
-            # It waits here for rank 0.
+        # Here the others wait for rank 0. The ledger knows this wait, so a hang of `fn` is proven.
+        world.barrier()
+        if world.rank != 0:
             expected = torch.load(io.BytesIO(world.store.get(key)), weights_only=True)
         found = _compare(self._run(fn, world.group, seed), expected, rtol, atol)
         world.store.set(f"{key}/{world.rank}", json.dumps(found))
+        world.barrier()
         told = [json.loads(world.store.get(f"{key}/{rank}")) for rank in range(world.size)]
         # The first step that differs, of the first rank.
         differences = sorted((one[0], rank, one[1]) for rank, one in enumerate(told) if one is not None)
