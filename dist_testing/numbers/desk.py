@@ -101,16 +101,18 @@ def from_options(spec: Spec, given: Mapping[str, str]) -> Bases:
         )
     ((option, text),) = given.items()
     path = Path(text)
+    # A link, such as a runfile of Bazel, stays: its file is replaced.
+    real = Path(os.path.realpath(path))
     is_update = option == UPDATE
-    if is_update and not os.access(path.parent, os.W_OK | os.X_OK):
+    if is_update and not os.access(real.parent, os.W_OK | os.X_OK):
         raise UsageError(
-            f"{option}={path}: no file can be written in {path.absolute().parent}.\n"
+            f"{option}={path}: no file can be written in {real.parent}.\n"
             "The folder does not exist, or this user may not write there.\n"
             "Make the folder, or name another file."
         )
     # Later changes of the directory by a test must not change the file.
     known = {} if is_update and not path.exists() else read_bases(path, option)
-    return Bases(text, path.absolute(), is_update, spec.backend.name, known)
+    return Bases(text, real, is_update, spec.backend.name, known)
 
 
 def read_bases(path: Path, option: str) -> dict[Key, Base]:

@@ -67,6 +67,10 @@ def test_a_missing_file_is_an_error_unless_the_run_writes_it(tmp_path: Path) -> 
     assert from_options(_SPEC, {"--dist-numbers-update": path}).known == {}
     with pytest.raises(UsageError, match="no file can be written in"):
         from_options(_SPEC, {"--dist-numbers-update": str(tmp_path / "none" / "numbers.json")})
+    # As a runfile of Bazel. The end of each case would be too late: it would fail for its infrastructure.
+    (tmp_path / "link.json").symlink_to(tmp_path / "none" / "numbers.json")
+    with pytest.raises(UsageError, match=r"link.json: no file can be written in \S+/none"):
+        from_options(_SPEC, {"--dist-numbers-update": str(tmp_path / "link.json")})
     with pytest.raises(UsageError, match=r"either compares its numbers with those of a file, or writes them"):
         from_options(_SPEC, {"--dist-numbers": path, "--dist-numbers-update": path})
 
