@@ -175,6 +175,14 @@ class Running(Address):
         """
         if self._over is not None or os.getpid() != self._owner:
             return []
+        try:
+            return self._stop()
+        finally:
+            # After Ctrl-C too: the keeper leaves the folder to a runner that lives.
+            self._control.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stop(self) -> list[str]:
         self._control.shutdown(socket.SHUT_WR)
         over = self._hear(self.definition.grace + _KEEPER_S, Over)
         if over is None:
@@ -185,7 +193,6 @@ class Running(Address):
             over = Over((), tuple(Orphans(self._keeper.pid).remove()), port_taken=False)
         self._keeper.wait()
         self._over = over
-        self._control.close()
         name = self.definition.name
         found: list[str] = []
         if over.killed:
@@ -203,7 +210,6 @@ class Running(Address):
             found += [str(self._gpus.loss).partition("\n")[0].rstrip(".")] if self._gpus.loss is not None else []
             self._gpus.release(are_ranks_gone=True)
         self._output = self.output()
-        shutil.rmtree(self._folder)
         return found
 
     def _start_keeper(self, control: int) -> subprocess.Popen[bytes]:

@@ -172,6 +172,15 @@ def test_process_that_ignores_sigterm_is_killed_and_told() -> None:
     assert f"(pid {running.pid})" in running.tail()
 
 
+def test_ctrl_c_while_a_service_ends() -> None:
+    """If this fails, Ctrl-C at the end of a slow service leaves its folder, for ever."""
+    handler = f"import os, signal; signal.signal(signal.SIGTERM, lambda *_: os.kill({os.getpid()}, signal.SIGINT))"
+    service = _script(f"{handler}; print('ready', flush=True)\nwhile 1: signal.pause()")
+    with pytest.raises(KeyboardInterrupt), service as running:
+        pass
+    running._keeper.wait(_LIMIT_S)
+
+
 @pytest.mark.parametrize(
     ("service", "said"),
     [
