@@ -250,6 +250,14 @@ def test_a_signal_while_torch_is_imported(starter: Starter, tmp_path: Path, numb
     assert "passed" not in ended.log
 
 
+def test_ctrl_c_in_the_collection_tells_the_place(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, Ctrl-C does not show which import of the tests takes so long."""
+    write_file(tmp_path, "test_cases.py", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = run_pytest(starter, tmp_path, "test_cases.py")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert "test_cases.py:2: KeyboardInterrupt" in ended.log
+
+
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
     source = """
