@@ -71,9 +71,10 @@ pytest_addoption = add_options
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
-    """With `--dist-watch`, be the watch mode; its forks go on from here."""
+    """With `--dist-watch`, be the watch mode; its forks go on from here. Else see `pytest_collection`."""
     if not getattr(early_config.known_args_namespace, "dist_watch", False):
-        return (yield)
+        with raising_interrupt_again():
+            return (yield)
     watch = add_on_named("watch", WATCH_OPTION)
     return (yield from watch.load("around_conftests")(early_config))
 
