@@ -264,6 +264,23 @@ def test_ctrl_c_in_the_collection_tells_the_place(starter: Starter, tmp_path: Pa
     assert "test_cases.py:2: KeyboardInterrupt" in ended.log
 
 
+def test_sigterm_while_the_fork_server_is_forked(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the first test still runs after a SIGTERM, until the runner is killed and its results are lost."""
+    conftest = """
+        import os
+        import signal
+
+        # Python drops what a handler raises here.
+        os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = "import pytest\n@pytest.mark.distributed(world_size=2)\ndef test_it(world): ...\n"
+    write_file(tmp_path, "test_cases.py", source)
+    ended = run_pytest(starter, tmp_path, "test_cases.py")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert "passed" not in ended.log
+
+
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
     source = """
