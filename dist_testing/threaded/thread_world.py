@@ -121,9 +121,11 @@ class _Run:
                 for rank, end in enumerate(self._ends)
             ]
         finally:
-            # Also if this thread is interrupted, no rank stays in a wait of a group.
+            # Also if this thread is interrupted, no rank stays in a wait of a group. Nor does one format its traceback
+            # while pytest does: the parser of Python 3.11 raises a SystemError if two threads use it.
             self._world.abort(_OVER)
-        if not wait(self._ends, _END_LIMIT_S).not_done:
+            late = wait(self._ends, _END_LIMIT_S).not_done
+        if not late:
             # The world is freed at once: without cycles, many worlds in one process cause no garbage collections.
             self._threads.clear()
             self._world.members, self._world.groups = (), {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import unittest
@@ -228,6 +230,26 @@ def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
         if thread.name.startswith("rank-"):
             thread.join(LIMIT_S)
     assert not dist.is_initialized()
+
+
+def test_ranks_have_ended_when_an_interrupt_leaves() -> None:
+    """If this fails, pytest crashes after Ctrl-C: it parses the source of a traceback while a rank parses another."""
+    ended = []
+
+    def body(rank: int) -> None:
+        try:
+            # The last one that is started.
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            dist.recv(torch.ones(1), 1 - rank)
+        finally:
+            # As long as the text of an error may take.
+            time.sleep(0.1)
+            ended.append(rank)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_threads(with_group(body, 2), 2, timeout_s=LIMIT_S)
+    assert sorted(ended) == [0, 1]
 
 
 def test_a_rank_that_cannot_be_started_has_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
