@@ -281,6 +281,31 @@ def test_sigterm_while_the_fork_server_is_forked(starter: Starter, tmp_path: Pat
     assert "passed" not in ended.log
 
 
+def test_ctrl_c_while_the_end_of_a_world_is_read(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, such a run waits 15 s for ranks that have ended, and reports nothing."""
+    conftest = """
+        from dist_testing.core.launch.fork import ForkServerClient
+        from dist_testing.core.process.launcher_messages import WorldOver
+
+        read = ForkServerClient.events
+
+        def events(self):
+            for event in read(self):
+                if isinstance(event, WorldOver):
+                    ForkServerClient.events = read
+                    raise KeyboardInterrupt
+                yield event
+
+        ForkServerClient.events = events
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = "import pytest\n@pytest.mark.distributed(world_size=2)\ndef test_it(world): ...\n"
+    write_file(tmp_path, "test_cases.py", source)
+    ended = run_pytest(starter, tmp_path, "test_cases.py")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert "test_cases.py::test_it (world of 2): the run was stopped after" in ended.log
+
+
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
     source = """

@@ -84,6 +84,7 @@ class _ForkServer:
         self._on_child = on_child
         self.orphans = Orphans()
         self._world: _World | None = None
+        self._over: WorldOver | None = None
         self._idle_work = _idle_work(forks)
         # Before `take_over` changes it.
         self._env = dict(os.environ)
@@ -250,6 +251,9 @@ class _ForkServer:
 
     def _signal(self, ranks: Sequence[int], number: int) -> None:
         if self._world is None:
+            if self._over is not None:
+                # Ctrl-C may have made the runner drop it.
+                self._send(self._over)
             return
         for pid, its_ranks in self._world.ranks.items():
             if not set(ranks).isdisjoint(its_ranks):
@@ -290,7 +294,8 @@ class _ForkServer:
                 os.close(fd)
         leaked = self.orphans.remove()
         shown = [one if len(one) <= _COMMAND_CHARS else f"{one[:_COMMAND_CHARS]} ..." for one in leaked]
-        self._send(WorldOver(world.number, tuple(shown)))
+        self._over = WorldOver(world.number, tuple(shown))
+        self._send(self._over)
 
 
 def _idle_work(forks: int) -> dict[str, IdleWork]:
