@@ -150,6 +150,25 @@ def test_a_script_calls_a_function_on_every_rank(starter: Starter, tmp_path: Pat
     starter.wait_nothing_left(10.0)
 
 
+_DAEMON = """
+    import os
+    import sys
+    import dist_testing
+
+    sys.stdout = open("shown", "w", encoding="utf-8")
+    os.closerange(0, 3)
+    dist_testing.run(lambda: print("cafe"), 2)
+"""
+
+
+def test_a_daemon_needs_no_standard_streams(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks take a socket for their output."""
+    write_file(tmp_path, "daemon.py", _DAEMON)
+    child = starter.start(["daemon.py"], tmp_path)
+    assert child.wait() == 0, child.log
+    assert sorted((tmp_path / "shown").read_text().splitlines()) == [f"[rank {rank}] cafe" for rank in (0, 1)]
+
+
 # As a notebook's kernel: other threads, a stream of its own as standard output, a main module without a file.
 _NOTEBOOK = """
     import code

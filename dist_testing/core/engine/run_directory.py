@@ -19,6 +19,7 @@ from dist_testing.core.events.event import Event
 from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher, RunContext
+from dist_testing.core.rank.capture import open_closed_streams
 
 # The path of a Unix socket has at most 107 bytes. This leaves room for the names that tests and libraries add.
 _MAX_PATH_BYTES = 50
@@ -128,6 +129,7 @@ class Launchers:
             UsageError: If torch cannot be imported.
         """
         if (launcher := self._made.get(isolation.make_launcher)) is None:
+            open_closed_streams()
             if self.run.may_fork_runner:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
                 import_torch()

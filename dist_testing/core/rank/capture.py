@@ -36,6 +36,17 @@ def own_streams() -> None:
     sys.stderr = sys.__stderr__ = stream_on(2)  # type: ignore[misc]
 
 
+def open_closed_streams() -> None:
+    """Open the null device on those of the descriptors 0 to 2 that are closed, as in a daemon.
+
+    Otherwise the next socket would get such a number, and a rank, or C code that prints, would take it for its output.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        # As those that a shell opens.
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def redirect_output(path: str) -> None:
     """Point descriptors 1 and 2 at the file `path`, and descriptor 0 at the null device."""
     nothing = os.open(os.devnull, os.O_RDONLY)
