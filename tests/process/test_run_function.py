@@ -155,18 +155,18 @@ _DAEMON = """
     import sys
     import dist_testing
 
-    sys.stdout = open("shown", "w", encoding="utf-8")
+    sys.stdout = open("shown", "w", encoding="ascii")
     os.closerange(0, 3)
-    dist_testing.run(lambda: print("cafe"), 2)
+    dist_testing.run(lambda: print("caf\\xe9"), 2)
 """
 
 
 def test_a_daemon_needs_no_standard_streams(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, ranks take a socket for their output."""
+    """If this fails, ranks take a socket for their output, or one character hides all that they print."""
     write_file(tmp_path, "daemon.py", _DAEMON)
     child = starter.start(["daemon.py"], tmp_path)
     assert child.wait() == 0, child.log
-    assert sorted((tmp_path / "shown").read_text().splitlines()) == [f"[rank {rank}] cafe" for rank in (0, 1)]
+    assert sorted((tmp_path / "shown").read_text().splitlines()) == [f"[rank {rank}] caf\\xe9" for rank in (0, 1)]
 
 
 # As a notebook's kernel: other threads, a stream of its own as standard output, a main module without a file.

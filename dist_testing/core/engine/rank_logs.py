@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -50,7 +51,9 @@ def read_tail(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
 
 def print_output(event: RankOutput) -> None:
     """Print a line of a rank, as a sink of the event."""
-    print(f"[rank {event.rank}] {event.line}", flush=True)
+    # A sink that raises gets no more lines. A notebook's stream may have no encoding, and a daemon no stream.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(f"[rank {event.rank}] {event.line}".encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class LiveOutput(WorldWatcher):
