@@ -119,8 +119,8 @@ def test_without_pytest_reports_are_kept_for_this_user_alone(tmp_path: Path, mon
     assert "could not be kept" in ReportFolder().keep(_result("a"), "whole")
 
 
-def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, each case leaves a folder and a descriptor behind, because a run asks again for each case."""
+def test_a_run_needs_no_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, no test runs in a container with a read-only /tmp, although TMPDIR is a folder of this user."""
     make = tempfile.mkdtemp
 
     def refuse_tmp(*, prefix: str, dir: str | None) -> Any:  # noqa: A002  # mkdtemp's
@@ -128,22 +128,25 @@ def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), dir)
         return make(prefix=prefix, dir=dir)
 
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse_tmp)
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    directory = RunDirectory({"TEST_TMPDIR": str(long)})
+    assert directory.short == directory.path
+    directory.remove()
+    assert not list(long.iterdir())
+
+
+def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, each case leaves a folder and a descriptor behind, because a run asks again for each case."""
+
     def refuse_lock(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    def check(folder: Path, said: str) -> None:
-        descriptors = os.listdir("/proc/self/fd")
-        with pytest.raises(OSError, match=said):
-            RunDirectory({"TEST_TMPDIR": str(folder)})
-        assert os.listdir("/proc/self/fd") == descriptors
-        assert not list(folder.iterdir())
-
-    long = tmp_path / ("x" * 60)
-    long.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "mkdtemp", refuse_tmp)
-        check(long, "/tmp")
     # A network disk may have no locks.
-    long.rmdir()
     monkeypatch.setattr(fcntl, "flock", refuse_lock)
-    check(tmp_path, "No locks")
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No locks"):
+        RunDirectory({"TEST_TMPDIR": str(tmp_path)})
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert not list(tmp_path.iterdir())

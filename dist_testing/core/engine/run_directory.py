@@ -36,7 +36,7 @@ class RunDirectory:
         path: The folder, in `TEST_TMPDIR` under Bazel.
         all_paths: The folders to remove at the end.
         short: A path to the same folder that is short enough for sockets. Under Bazel it is a link in a private folder
-            in /tmp, which the test encyclopedia allows for this purpose.
+            in /tmp, which the test encyclopedia allows for this purpose. It is `path` if /tmp cannot be written.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -47,9 +47,12 @@ class RunDirectory:
             # $TEST_TMPDIR (Bazel): directory for all temporary files of the run (default: the system's).
             self.path = self.short = self._make(env.get("TEST_TMPDIR"))
             if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
-                # Only this user can write to the private folder, so no other user can replace the link.
-                self.short = self._make("/tmp") / "t"
-                self.short.symlink_to(self.path)
+                # In a container /tmp can be read-only. Then only tests that make sockets in the folder fail.
+                with contextlib.suppress(OSError):
+                    # Only this user can write to the private folder, so no other user can replace the link.
+                    short = self._make("/tmp") / "t"
+                    short.symlink_to(self.path)
+                    self.short = short
         except BaseException:
             self.remove()
             raise
