@@ -42,7 +42,7 @@ class LogLimits(WorldWatcher):
         super().__init__(world)
         self._logs = logs = world.logs
         self.limit_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, _WORLD_BYTES // max(1, len(logs))))
-        self._kept_bytes = self.limit_bytes // _PARTS
+        self._kept_bytes = self.limit_bytes // _PARTS // _ALIGNED * _ALIGNED
         # Where the hole of each log ends; and what a log has lost where the file system makes no holes.
         self._hole_ends = [0] * len(logs)
         self._lost_bytes = [0] * len(logs)

@@ -59,6 +59,24 @@ def test_a_log_keeps_its_beginning_and_its_end_while_it_grows(tmp_path: Path) ->
     assert note == "Rank 0 has written 42 MB; of its output, only the first 1 MiB and the end were kept."
 
 
+def test_live_output_leaves_out_what_the_limit_has_freed(tmp_path: Path) -> None:
+    """If this fails, a rank that prints faster than `pytest -s` shows it fills the terminal with null characters."""
+    if not _can_make_holes(tmp_path):
+        pytest.skip("the file system makes no holes")
+    path = tmp_path / "rank-0.log"
+    limits = _limits(path, *(tmp_path / f"rank-{rank}.log" for rank in range(1, 100)))
+    told: list[str] = []
+    live = LiveOutput([path], lambda rank, line: told.append(line))
+    with open(path, "ab", buffering=0) as log:
+        log.write(b"first line\n")
+        live.poll(1e9)
+        log.write((b"x" * 1023 + b"\n") * 10 * 1024)
+        limits.poll(1e9)
+        log.write(b"last line\n")
+    live.case_over()
+    assert [line for line in told if line.strip("x")] == ["first line", "... 8388608 bytes left out ...", "last line"]
+
+
 def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, endless output fills a disk of another kind."""
 
@@ -70,12 +88,17 @@ def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, m
     limits = _limits(path)
     monkeypatch.setattr(limits, "limit_bytes", 4 * _MIB)
     monkeypatch.setattr(limits, "_kept_bytes", _MIB)
+    told: list[str] = []
+    live = LiveOutput([path], lambda rank, line: told.append(line))
     with open(path, "ab", buffering=0) as log:
         for number in range(10):
             log.write(b"x" * _MIB)
+            live.poll(1e9 + number)
             limits.poll(1e9 + number)
             assert path.stat().st_size <= 4 * _MIB
         log.write(b"last line\n")
+    live.case_over()
+    assert told[-1] == "last line"
     assert read_tail(path, 10) == "last line\n"
     assert limits.notes() == ["Rank 0 has written 10 MB; of its output, only the end was kept."]
 

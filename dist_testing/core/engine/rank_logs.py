@@ -90,11 +90,12 @@ class LiveOutput(WorldWatcher):
             return
         with file:
             # What comes later is for the next look.
-            left = os.fstat(file.fileno()).st_size - self._read_bytes[rank]
-            file.seek(self._read_bytes[rank])
-            while left > 0 and (data := file.read(min(left, _MAX_LINE_BYTES))):
-                left -= len(data)
-                self._read_bytes[rank] += len(data)
+            end = os.fstat(file.fileno()).st_size
+            if end < self._read_bytes[rank]:
+                # The limit of the log has emptied it.
+                self._read_bytes[rank] = 0
+            while (at := self._read_bytes[rank]) < end:
+                data, self._read_bytes[rank] = _next_part(file.fileno(), at, end)
                 *lines, rest = (self._open_lines[rank] + data).split(b"\n")
                 if len(rest) >= _MAX_LINE_BYTES:
                     lines.append(rest)
@@ -105,3 +106,19 @@ class LiveOutput(WorldWatcher):
 
     def _line(self, rank: int, line: bytes) -> None:
         self._take_line(rank, line.decode(errors="replace").rstrip("\r"))
+
+
+def _next_part(fd: int, at: int, end: int) -> tuple[bytes, int]:
+    """Return the next bytes of a log from `at`, or a line about a hole there, and where the part after it begins."""
+    try:
+        data_at = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        # ENXIO: the rest is a hole. Other errors are those of a file system that knows no holes.
+        data_at = end if error.errno == errno.ENXIO else at
+    if data_at > at:
+        # The limit of the log has freed what was not read yet. It would read as zeros.
+        return b"\n... %d bytes left out ...\n" % (data_at - at), data_at
+    # A hole begins at a multiple of this size.
+    data = os.pread(fd, _MAX_LINE_BYTES - at % _MAX_LINE_BYTES, at)
+    # A test can shorten the log meanwhile.
+    return data, at + len(data) if data else end
