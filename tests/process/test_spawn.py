@@ -71,10 +71,11 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             assert world.rank == 0
     """
     write_file(tmp_path, "test_cases.py", source)
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", env={"PYTHONWARNINGS": "default::ResourceWarning"})
     ended.check(passed="test_plain test_spawned test_without_a_group test_forked test_pooled", failed="test_fails")
     assert "rank 1 raised AssertionError" in ended.log
     assert "said by rank 1" in ended.log
+    assert "unclosed file" not in ended.log, "python -X dev blames the tests for a file of the library"
 
 
 _UNITTEST = """

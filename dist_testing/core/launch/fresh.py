@@ -49,7 +49,9 @@ ThenBe = Callable[[RankContext], NoReturn]
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "import importlib, json, os; "
-    "given = json.load(os.fdopen(int(sys.argv[1]))); "
+    "file = os.fdopen(int(sys.argv[1])); "
+    "given = json.load(file); "
+    "file.close(); "
     "sys.path[:] = given['sys_path']; "
     "importlib.import_module(given['program']).main(given['order'])"
 )
