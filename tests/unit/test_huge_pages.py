@@ -13,6 +13,7 @@ import pytest
 
 from dist_testing import huge_pages
 from dist_testing.core.events.event import ForkServerMemory
+from dist_testing.core.ground import procfs
 from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.huge_pages import LEAST_FORKS, HugePages, in_use, plan, ranges_in
 
@@ -61,6 +62,21 @@ def test_facts_of_this_machine_can_be_read() -> None:
     """If this fails, huge pages are refused everywhere, and no log says so."""
     assert free_bytes() > 0
     assert plan()
+
+
+def test_files_in_the_cache_of_a_container_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, --dist-jobs runs one world at a time in a container that has only read many files."""
+    files = {
+        "/proc/meminfo": b"MemTotal: 99 kB\nMemAvailable: 16777216 kB\n",
+        "/proc/self/cgroup": b"0::/\n",
+        "/sys/fs/cgroup/memory.max": b"8589934592\n",
+        "/sys/fs/cgroup/memory.current": b"8589934592\n",
+        "/sys/fs/cgroup/memory.stat": b"anon 3221225472\ninactive_file 5368709120\nactive_file 4096\n",
+    }
+    monkeypatch.setattr(procfs, "content_of", lambda path: files.get(path, b""))
+    assert free_bytes() == 5 << 30
+    del files["/sys/fs/cgroup/memory.stat"]
+    assert free_bytes() == 0
 
 
 def _pieces(count: int) -> list[range]:

@@ -90,7 +90,9 @@ def free_bytes() -> int:
         # A group without a limit says "max", which is a ValueError; so is the empty text of a group without the file.
         with contextlib.suppress(ValueError):
             limit, used = (int(content_of(f"{folder}/{name}")) for name in ("memory.max", "memory.current"))
-            free = min(free, max(0, limit - used))
+            # Copies of files on disk count as used. The kernel drops them when it needs memory, as in MemAvailable.
+            cached = content_of(f"{folder}/memory.stat").partition(b"\ninactive_file ")[2].partition(b"\n")[0]
+            free = min(free, max(0, limit - used + int(cached or 0)))
     return free
 
 
