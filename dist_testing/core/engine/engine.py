@@ -227,8 +227,11 @@ class Engine:
         if not supervisor.is_over:
             # Its ranks have passed, whatever else is wrong with the case.
             self._pool = world
-        elif result.verdict.status is not Status.FAILED:
-            shutil.rmtree(supervisor.directory, ignore_errors=True)
+        else:
+            # The report of a failed case needs the logs. Folders with what its test has written could fill the disk.
+            is_failed = result.verdict.status is Status.FAILED
+            for path in supervisor.directory.glob("*/") if is_failed else [supervisor.directory]:
+                shutil.rmtree(path, ignore_errors=True)
         running.events.judged(result)
         return result
 
