@@ -174,6 +174,7 @@ def test_a_part_that_raises_fails_the_case_and_is_named(
     ended = _run(starter, tmp_path, BREAKS=where)
     assert ended.code != 0, ended.log
     assert f"Add-on 'answers': {said} raised RuntimeError: planted in {where}" in ended.log, ended.log
+    assert ("; before: passed" in ended.log) == (where == "explain"), ended.log
     assert 'answers_parts.py", line ' in ended.log, ended.log
 
 

@@ -87,7 +87,8 @@ def explained(result: CaseResult, explainers: Iterable[tuple[str, Explainer]]) -
             with blaming(name, "its explainer"):
                 result = explain(result)
         except Exception as error:
-            found = Verdict(Status.FAILED, Cause.INFRASTRUCTURE, f"{summarise(error)}; before: {result.verdict.reason}")
+            before = result.verdict.reason or result.verdict.status.value
+            found = Verdict(Status.FAILED, Cause.INFRASTRUCTURE, f"{summarise(error)}; before: {before}")
             result = dataclasses.replace(result, verdict=found, notes=(*result.notes, format_error(error)))
     return result
 
