@@ -64,18 +64,33 @@ def test_facts_of_this_machine_can_be_read() -> None:
     assert plan()
 
 
-def test_files_in_the_cache_of_a_container_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, --dist-jobs runs one world at a time in a container that has only read many files."""
+@pytest.mark.parametrize(
+    ("line", "root", "limit", "used", "cached"),
+    [
+        ("0::/", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:memory:/docker/1:2",
+            "/sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_the_limit_of_a_container_counts_without_the_cache_of_files(
+    monkeypatch: pytest.MonkeyPatch, line: str, root: str, limit: str, used: str, cached: str
+) -> None:
+    """If this fails, --dist-jobs=auto has a container killed, or runs one world at a time after files were read."""
     files = {
-        "/proc/meminfo": b"MemTotal: 99 kB\nMemAvailable: 16777216 kB\n",
-        "/proc/self/cgroup": b"0::/\n",
-        "/sys/fs/cgroup/memory.max": b"8589934592\n",
-        "/sys/fs/cgroup/memory.current": b"8589934592\n",
-        "/sys/fs/cgroup/memory.stat": b"anon 3221225472\ninactive_file 5368709120\nactive_file 4096\n",
+        "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 16777216 kB\n",
+        "/proc/self/cgroup": f"1:cpu:/\n{line}\n",
+        f"{root}/{limit}": "8589934592\n",
+        f"{root}/{used}": "8589934592\n",
+        f"{root}/memory.stat": f"anon 3221225472\n{cached} 5368709120\nactive_file 4096\n",
     }
-    monkeypatch.setattr(procfs, "content_of", lambda path: files.get(path, b""))
+    monkeypatch.setattr(procfs, "content_of", lambda path: files.get(path, "").encode())
     assert free_bytes() == 5 << 30
-    del files["/sys/fs/cgroup/memory.stat"]
+    del files[f"{root}/memory.stat"]
     assert free_bytes() == 0
 
 

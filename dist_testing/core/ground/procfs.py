@@ -8,6 +8,12 @@ from collections.abc import Iterator
 
 # States of a process that a signal, or a debugger, has stopped.
 STOPPED = ("T", "t")
+# The control groups that limit memory, by their controllers in /proc/self/cgroup, where version 2 has none: the folder
+# of all groups, the files with the limit and the use, and the field of `memory.stat` with the cache of files.
+_GROUPS = {
+    "": ("/sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
+    "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+}
 
 
 def content_of(path: str) -> bytes:
@@ -86,22 +92,25 @@ def free_bytes() -> int:
     """Return the memory that is available on the machine and within the limits of this process's control groups."""
     known = dict(line.split(b":", 1) for line in content_of("/proc/meminfo").splitlines())
     free = int(known.get(b"MemAvailable", b"0 kB").split()[0]) << 10
-    for folder in _memory_groups():
+    for folder, (limit_name, used_name, cached_name) in _memory_groups():
         # A group without a limit says "max", which is a ValueError; so is the empty text of a group without the file.
         with contextlib.suppress(ValueError):
-            limit, used = (int(content_of(f"{folder}/{name}")) for name in ("memory.max", "memory.current"))
+            limit, used = (int(content_of(f"{folder}/{name}")) for name in (limit_name, used_name))
             # Copies of files on disk count as used. The kernel drops them when it needs memory, as in MemAvailable.
-            cached = content_of(f"{folder}/memory.stat").partition(b"\ninactive_file ")[2].partition(b"\n")[0]
-            free = min(free, max(0, limit - used + int(cached or 0)))
+            cached = content_of(f"{folder}/memory.stat").partition(b"\n%s " % cached_name.encode())[2]
+            free = min(free, max(0, limit - used + int(cached.partition(b"\n")[0] or 0)))
     return free
 
 
-def _memory_groups() -> Iterator[str]:
-    """Yield the folders of the control groups of this process, from its own to the root."""
+def _memory_groups() -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """Yield the folders of the control groups of this process, from its own to the root, and the names of the files."""
     for line in os.fsdecode(content_of("/proc/self/cgroup")).splitlines():
-        if line.startswith("0::/"):
-            path = line[3:].rstrip("/")
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers in _GROUPS:
+            root, names = _GROUPS[controllers]
+            path = path.rstrip("/")
             while path:
-                yield f"/sys/fs/cgroup{path}"
+                yield f"{root}{path}", names
                 path = path.rpartition("/")[0]
-    yield "/sys/fs/cgroup"
+            # In a container, its own group.
+            yield root, names
