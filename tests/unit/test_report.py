@@ -288,6 +288,7 @@ def test_a_failure_without_a_traceback_is_explained(cause: Cause, part: str) -> 
     [
         (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), "lacks memory"),
         (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11), "Native code that faults"),
+        (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=24), "the CPU time of its limit"),
         (RankOutcome(0, Kind.EXITED, 101.0, exit_code=3), "os._exit"),
         (RankOutcome(0, Kind.EXITED, 101.0, exit_code=UNKNOWN_EXIT_CODE), "A signal, the kernel"),
     ],

@@ -233,6 +233,8 @@ def _crash_explanation(result: CaseResult) -> str:
         text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
     elif first.signal == signal.SIGKILL:
         text = "The kernel sends SIGKILL when the machine or container lacks memory; else a process sent it."
+    elif first.signal == signal.SIGXCPU:
+        text = "The kernel sends SIGXCPU to a process that has used the CPU time of its limit (`ulimit -t`)."
     else:
         text = "Native code that faults or aborts ends its process by a signal; else a process sent it."
     return f"{text} Its last output is below." if tidied(log) else text
