@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -108,17 +109,7 @@ class ThreadWork(Work):
         if self._future is not None:
             return self._future
         self._future = future = _WaitingFuture(self)
-        member = current_member()
-
-        def settle() -> None:
-            # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
-            with acting_as(member):
-                if (error := self.exception()) is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(self.result())
-
-        self._when_done(settle, iter(self._calls))
+        self._when_done(future.settle, iter(self._calls))
         return future
 
     def _when_done(self, settle: Callable[[], None], calls: Iterator[tuple[Operation, Call]]) -> None:
@@ -135,7 +126,40 @@ class _WaitingFuture(Future[Any]):
     def __init__(self, work: ThreadWork) -> None:
         super().__init__()
         self._work = work
+        self._member = current_member()
+        self._has_functions = False
+        # A chained function may chain another one, where it runs on this thread.
+        self._settling = threading.RLock()
 
     def wait(self) -> Any:
         self._work.wait()
         return super().wait()
+
+    def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
+        self._expect_functions()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], Any]) -> None:
+        self._expect_functions()
+        super().add_done_callback(callback)
+
+    def _expect_functions(self) -> None:
+        with self._settling:
+            self._has_functions = True
+
+    def settle(self) -> None:
+        """Take the end of the work, on the thread that ends it. Chained functions belong to the rank of the future."""
+        with acting_as(self._member):
+            with self._settling:
+                # Where one rank runs at a time, so do they.
+                if not self._has_functions or self._work._world.turns.are_on:
+                    self._set()
+                    return
+            # They may wait for other ranks, as those of PowerSGD do: also for the rank whose thread this is.
+            threading.Thread(target=self._set, name="functions of a future", daemon=True).start()
+
+    def _set(self) -> None:
+        if (error := self._work.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(self._work.result())
