@@ -157,7 +157,10 @@ def _is_for_all_ranks() -> bool:
     # This function, the property of `_World`, and that of `dist.group` are between.
     caller = sys._getframe(2)
     return caller.f_code.co_name == "WORLD" and not (
-        caller.f_back is None or caller.f_back.f_code.co_flags & inspect.CO_OPTIMIZED
+        caller.f_back is None
+        or caller.f_back.f_code.co_flags & inspect.CO_OPTIMIZED
+        # torch.compile reads the group of a call by `eval`, for the rank that compiles.
+        or caller.f_back.f_code.co_filename == "<string>"
     )
 
 

@@ -136,6 +136,8 @@ def test_a_module_that_a_rank_imports_keeps_no_rank_s_group(monkeypatch: pytest.
         # A function gets the rank's own group, as ever.
         assert dist.get_rank(dist.group.WORLD) == rank
         assert dist.group.WORLD is not None
+        # So does code of `eval`, such as a guard of torch.compile.
+        assert dist.group.WORLD is eval("dist.group.WORLD")
 
     pass_on_threads(body)
 
