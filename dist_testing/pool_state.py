@@ -107,7 +107,8 @@ class RankState:
         until_s = time.monotonic() + _LEAVING_S
         has_collected = False
         while True:
-            has_kept_groups = keeps_groups and _count_groups() != self.settings["torch"].get(_GROUPS)
+            # Not if it has destroyed them all: without the default group, the next case could make no call.
+            has_kept_groups = keeps_groups and 0 < _count_groups() != self.settings["torch"].get(_GROUPS)
             running, can_end = self._running(has_kept_groups, may_change)
             if not running or time.monotonic() >= until_s or (has_collected and not can_end):
                 break

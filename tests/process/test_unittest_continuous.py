@@ -80,6 +80,12 @@ _CASES = """
         def test_j_goes_on(self):
             self.assertNotIn("LEFT_BEHIND", os.environ)
             self._note()
+
+        def test_k_fails(self):
+            dist.destroy_process_group()
+
+        def test_l_goes_on(self):
+            self._note()
 """
 
 
@@ -87,13 +93,14 @@ def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> 
     """If this fails, each test starts ranks, or one failure costs the rest of the class."""
     ended = run_cases(starter, tmp_path, _CASES)
     ended.check_by_name(
-        8,
+        10,
         "2 skipped",
         "rank 1 raised AssertionError: 1 == 1 : planted",
         "planted reason",
         "Skipped due to small world size.",
         "rank 1 exited with code 3",
         "environment variable(s) LEFT_BEHIND",
+        "process groups, from 1 to 0",
     )
     pids: dict[str, set[str]] = {}
     for path in tmp_path.glob("test_?_*-*-*"):
