@@ -15,6 +15,7 @@ from tests.support.starter import Starter
 _HOOKS = """
     import os
     import sys
+    import unittest
     from pathlib import Path
     import torch
     import torch.distributed as dist
@@ -158,6 +159,10 @@ _HOOKS = """
         def test_it(self):
             yield
 
+    class LoopFails(Base, unittest.IsolatedAsyncioTestCase):
+        def test_it(self):
+            pass
+
     class ThreadFails(Base):
         isolation = "thread"
 
@@ -169,7 +174,7 @@ def test_overridden_hooks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a class that makes its group in `_run` breaks, or a test whose ranks never started passes."""
     ended = run_cases(starter, tmp_path, _HOOKS)
     ended.check_by_name(
-        17,
+        18,
         "planted reason",
         "Need at least 4 CUDA devices",
         "ValueError: planted before",
@@ -185,6 +190,7 @@ def test_overridden_hooks(starter: Starter, tmp_path: Path) -> None:
         "JoinsNothingFails.test_it: the test has no verdict: its ranks have not been judged.",
         "the test method is an async def",
         "the test method is a generator",
+        "the class derives from unittest.IsolatedAsyncioTestCase",
         "Derive the class from MultiThreadedTestCase",
     ):
         (report,) = (text for text in reports if said in text.partition("short test summary")[0])

@@ -313,6 +313,12 @@ class WorldCase(unittest.TestCase):
             )
 
     def _check_method(self, method: object) -> None:
+        if hasattr(self, "asyncSetUp"):
+            raise UsageError(
+                f"{self.id()}: the class derives from unittest.IsolatedAsyncioTestCase.\n"
+                "A rank calls the method without the event loop of that class.\n"
+                "Leave that base class out; asyncio.run() in a plain method runs a coroutine."
+            )
         is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
         if is_coroutine or inspect.isgeneratorfunction(method):
             kind = "an async def" if is_coroutine else "a generator"
