@@ -101,7 +101,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a failure does not name its sub-test, or the skip of one hides that the test ran."""
+    """If this fails, a failure does not name its sub-test or lacks its output, or the skip of one hides the test."""
     pytest.importorskip("_pytest.subtests", reason="sub-tests need pytest 9")
     source = """
         import pytest
@@ -117,6 +117,7 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
         def test_fails(world, subtests):
             for number in range(4):
                 with subtests.test(number=number):
+                    print(f"planted output {number}")
                     assert number % 2 == 0
 
         def test_fails_after_it(world, subtests):
@@ -128,7 +129,7 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
     ended.check(
         passed="test_skips_one",
         failed="test_fails test_fails_after_it",
-        log=["(number=1)", "(number=3)", "raised ValueError: after the sub-test"],
+        log=["(number=1)", "(number=3)", "raised ValueError: after the sub-test", "\nplanted output 2\n"],
     )
 
 

@@ -107,6 +107,8 @@ class PytestRankContext:
             fresh = type(captured)("no")
             config.pluginmanager.register(fresh, "capturemanager")
             fresh.start_global_capturing()
+        # Else each sub-test captures its output, and only its report, which no rank prints, has it.
+        config.option.capture = "no"
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
@@ -300,6 +302,11 @@ class _RankReporting:
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         if hasattr(_this, "reporter"):  # pytest also brings the warnings of the collection, when it registers this
             _this.reporter.warned(warning_message)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self) -> tuple[str, str, str]:
+        """Have pytest print no letter for a sub-test, amid the output of the test."""
+        return "", "", ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
