@@ -34,6 +34,7 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == world.size
+            assert world.store.add("noted", 1) <= world.size, "a key of an earlier case"
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPooled:

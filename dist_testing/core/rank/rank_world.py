@@ -28,8 +28,9 @@ _DEVICE_LIMIT_S = 5.0
 class RankWorld(World):
     """The world that a rank's front end prepares once and gives to one case after the other."""
 
-    # Whether the ranks run several cases.
+    # Whether the ranks run several cases; then the connection to the store of all of them.
     _is_reused = False
+    _pool_store: Store
 
     @classmethod
     def of(
@@ -89,12 +90,17 @@ class RankWorld(World):
             )
 
         if self._is_reused:
+            self._pool_store = self.store
             # A connection that a rank makes to the store later would look as if the running test had left it open.
             self.barrier()
 
     def begin_case(self) -> None:
-        """Give the next case its own folders."""
+        """Give the next case its own folders; in a worker pool also its own keys of the store, for its own groups."""
         self._cases += 1
+        if self._is_reused:
+            from torch._C._distributed_c10d import PrefixStore
+
+            self.store, self._barriers = PrefixStore(f"case-{self._cases}/", self._pool_store), 0
 
     def finish(self) -> None:
         """End the remaining groups. Call it when every rank has passed."""
