@@ -51,7 +51,7 @@ class ContinuousCase(WorldCase):
         rank: This rank; `MAIN_PROCESS_RANK` (-1) in the runner.
         rdvz_file: On a rank, the file that the group was made with; None if it was made from the environment.
         timeout: Limit of each operation of the group; default: 120 seconds.
-        poison_pill: If a test sets it, all later tests are skipped. The library never sets it.
+        poison_pill: If set in the runner, as by `tearDown`, all later tests are skipped. The library never sets it.
         pg: On a rank, the group.
         keeps_state: What a test may leave changed in its process for the next test. False for nothing, True for
             everything, or names such as `("cwd", "env:OMP_*")` (see docs/isolation.md).
