@@ -48,9 +48,9 @@ LIMIT = f"a number of seconds above 0, up to {MAX_TIMEOUT_S}"
 _EXAMPLE = "Write dist_testing.run(train, world_size=4, args=(0.1,)), for example."
 # A process makes one call at a time: a fork of one call must inherit neither the files of another that is being made,
 # nor the lock of a module that another imports, for example to read its values.
-_one_call = threading.RLock()
+one_call = threading.RLock()
 # The thread that holds it does not exist on the ranks, where the function may make a world of its own.
-os.register_at_fork(after_in_child=_one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
+os.register_at_fork(after_in_child=one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
 
 
 def run(
@@ -112,7 +112,7 @@ def run(
     check_world_size(subject, world_size, _EXAMPLE)
     settings = read_settings(subject, {} if type(nodes) is int and nodes == 1 else {"nodes": nodes})
     check_no_rank(subject)
-    with _one_call:
+    with one_call:
         session = current_session()
         spec = call_spec(subject, session, world_size, backend, isolation)
         way = isolation_named(spec.isolation)
@@ -299,12 +299,12 @@ class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
 
     def run(self) -> CaseResult:
         """Run the call to its end on all ranks. A second thread that calls it waits."""
-        with _one_call, self._pause():
+        with one_call, self._pause():
             return self.engine.run(self._sent_case())
 
     def start(self) -> RunningCase:
         """Start the ranks, and return without waiting for them."""
-        with _one_call:
+        with one_call:
             return self.engine.start(self._sent_case())
 
     def finish(self, running: RunningCase) -> CaseResult:

@@ -15,7 +15,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.process import ProcessCase
-from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank
+from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank, one_call
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -77,7 +77,7 @@ def start_processes(
             "Define it at the level of a module, and pass values by args."
         ) from None
     check_no_rank(f"start_processes({name})")
-    with current_session().pause_limit():
+    with one_call, current_session().pause_limit():
         _FunctionCase(name, call, nprocs, _METHODS[start_method], timeout).debug()
 
 

@@ -62,7 +62,7 @@ _SCRIPT = """
     def check_two_callers():
         # The second call begins while the first one reads a value, and holds a lock for that, as an import does.
         module = sys.modules["dist_testing.functions.run"]
-        one_call, load, found, runner = module._one_call, torch.load, [], os.getpid()
+        one_call, load, found, runner = module.one_call, torch.load, [], os.getpid()
         held, has_begun = threading.Lock(), threading.Event()
         second = threading.Thread(target=lambda: found.append(dist_testing.run(held.acquire, 2, timeout=20)))
 
@@ -84,7 +84,7 @@ _SCRIPT = """
                 has_begun.wait()
                 return load(*args, **kwargs)
 
-        module._one_call, torch.load = Noting(), slow_load
+        module.one_call, torch.load = Noting(), slow_load
         os.register_at_fork(after_in_parent=lambda: second.ident and has_begun.set())
         found.append(dist_testing.run(dist.get_rank, 2))
         second.join()

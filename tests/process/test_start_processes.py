@@ -11,6 +11,7 @@ _CALLS = """
     import os
     import sys
     import unittest
+    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
     import pytest
     import torch
@@ -58,6 +59,11 @@ _CALLS = """
     def test_hangs():
         start_processes(hangs, nprocs=2, timeout=2)
 
+    def test_in_threads():
+        with ThreadPoolExecutor(2) as threads:
+            for call in [threads.submit(start_processes, hangs, nprocs=1) for _ in range(2)]:
+                call.result()
+
     def test_of_a_failure():
         with pytest.raises(AssertionError, match="rank 1 raised ValueError: planted"):
             start_processes(fails, nprocs=2)
@@ -75,7 +81,7 @@ def test_a_function_runs_on_every_rank_and_its_world_is_judged(starter: Starter,
     """If this fails, a suite with a helper of its own around `mp.spawn` has to write the engine's front end itself."""
     ended = run_cases(starter, tmp_path, _CALLS)
     ended.check(
-        passed="test_sums[None] test_sums[spawn] test_of_a_failure",
+        passed="test_sums[None] test_sums[spawn] test_in_threads test_of_a_failure",
         failed="test_fails test_hangs test_method_fails",
     )
     for reason in ("of unittest", "of pytest", "Skipped due to small world size."):
