@@ -15,6 +15,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.process import ProcessCase
+from dist_testing.core.unittest.world_case import without_effect
 from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank, one_call
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -63,6 +64,7 @@ def start_processes(
         "fn, args, nprocs, join, start_method and timeout",
         _EXAMPLE,
         ("fn", fn, "a function", callable(fn)),
+        ("fn", fn, f"a plain function, not {without_effect(fn)}", not without_effect(fn)),
         ("args", args, "a tuple", isinstance(args, tuple)),
         ("join", join, "True: the call returns when all ranks have ended", join is True),
         ("start_method", start_method, "one of fork, forkserver, spawn", start_method in _METHODS),

@@ -15,6 +15,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.world_case import without_effect
 from dist_testing.threaded import BACKEND, THREAD
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -70,6 +71,8 @@ def spawn_threads_and_init_comms(
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
     if not callable(func):
         raise _wrong("func", func, "a function")
+    if kind := without_effect(func):
+        raise _wrong("func", func, f"a plain function, not {kind}")
     decorated = func
 
     @functools.wraps(decorated)

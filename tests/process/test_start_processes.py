@@ -106,6 +106,8 @@ _WRONG = r"""
 
     def nothing(rank): ...
 
+    async def waits(rank): ...
+
     @pytest.mark.distributed(world_size=1)
     def test_on_a_rank(world):
         with pytest.raises(UsageError, match=r"start_processes\(.*nothing\) was called on rank 0 of a world\."):
@@ -115,6 +117,7 @@ _WRONG = r"""
         ("change", "said"),
         [
             ({"fn": 3}, "fn = 3; expected a function"),
+            ({"fn": waits}, "expected a plain function, not an async def"),
             ({"fn": lambda rank: None}, "cannot be sent to the ranks"),
             ({"args": [1]}, "args = [1]; expected a tuple"),
             ({"args": (3, lambda: None)}, "args[1] = <function"),

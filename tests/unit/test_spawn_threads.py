@@ -13,12 +13,23 @@ from dist_testing.core.pytest.marked_items import starts_ranks
 from tests.support.results import refusal
 
 
+async def _waits() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("world_size", 0), ("world_size", 1025), ("world_size", "four"), ("timeout", 0), ("timeout", True), ("func", 7)],
+    [
+        ("func", _waits),
+        ("world_size", 0),
+        ("world_size", 1025),
+        ("world_size", "four"),
+        ("timeout", 0),
+        ("timeout", True),
+        ("func", 7),
+    ],
 )
 def test_impossible_argument_is_refused_when_the_function_is_decorated(name: str, value: Any) -> None:
-    """If this fails, a mistyped argument is a hang, or a world of another size."""
+    """If this fails, a wrong argument is a hang, or a world of another size, or an async def passes without a run."""
     assert f"{name} = {value!r}" in refusal(lambda: spawn_threads_and_init_comms(**{name: value}))
 
 

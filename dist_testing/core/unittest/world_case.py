@@ -319,9 +319,7 @@ class WorldCase(unittest.TestCase):
                 "A rank calls the method without the event loop of that class.\n"
                 "Leave that base class out; asyncio.run() in a plain method runs a coroutine."
             )
-        is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        if is_coroutine or inspect.isgeneratorfunction(method):
-            kind = "an async def" if is_coroutine else "a generator"
+        if kind := without_effect(method):
             raise UsageError(
                 f"{self.id()}: the test method is {kind}.\n"
                 "A rank only calls the method, and such a call does not run its body.\n"
@@ -343,6 +341,13 @@ class WorldCase(unittest.TestCase):
     def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
         """On a rank: make an instance and have it run its method by the pipe."""
         raise NotImplementedError
+
+
+def without_effect(function: object) -> str:
+    """Return "an async def" or "a generator" if a call of the function does not run its body; "" if it does."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "an async def"
+    return "a generator" if inspect.isgeneratorfunction(function) else ""
 
 
 def default_world_size() -> int:
