@@ -274,23 +274,22 @@ def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
         raise runner.refusal(f"world.faults on rank {world.rank} of {world.size}")
 
     def note_delay(rank: int, barrier: str, seconds: float) -> None:
-        world.store.set(_delay_key(world, rank, barrier), str(seconds))
+        world.store.set(_delay_key(rank, barrier), str(seconds))
 
     return Faults(layout, functools.partial(ask, runner), note_delay)
 
 
 def be_late(world: World, barrier: str) -> None:
     """Wait before a barrier, if a rank has asked for a delay of this one."""
-    key = _delay_key(world, world.rank, barrier)
+    key = _delay_key(world.rank, barrier)
     if world.store.check([key]):
         seconds = float(world.store.get(key))
         world.store.delete_key(key)
         time.sleep(seconds)
 
 
-def _delay_key(world: World, rank: int, barrier: str) -> str:
-    # The cases of a worker pool share a store.
-    return f"dist_testing/delay/{world._cases}/{rank}/{barrier}"
+def _delay_key(rank: int, barrier: str) -> str:
+    return f"dist_testing/delay/{rank}/{barrier}"
 
 
 def refused(what: str, cause: str, way_out: str) -> str:
