@@ -96,6 +96,7 @@ def _first_unsendable(fn: object, args: tuple[Any, ...]) -> str:
 class _FunctionCase(ProcessCase):
     """The world of one call."""
 
+    _limit_switch = "the call's timeout"
     _with_store = True
 
     def __init__(

@@ -95,6 +95,10 @@ class _ProgramItem(pytest.Item):
         """Run it on ranks."""
         self.config.stash[RUN_KEY](self)
 
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return its place. pytest reports a skip there, and ends with an internal error if an item has no line."""
+        return self.path, 0, self.name
+
     def command(self, result: CaseResult, spec: Spec) -> str:
         """Return the command that runs the program again."""
         return self.config.stash[_PROGRAM_KEY].command(result.case, spec)

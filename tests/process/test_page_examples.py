@@ -78,6 +78,7 @@ def test_tests_pass_and_scripts_end_without_an_error(starter: Starter, tmp_path:
     assert child.wait() == 0, child.log
     # docs/programs.md and docs/reports.md.
     assert "[tensor(3.), tensor(3.), tensor(3.), tensor(3.)]\n" in child.log
+    assert "(0, 2, 3)\n" in child.log
     assert "\n1 call\n" in child.log
     assert re.search(r" passed \d", child.log)
 

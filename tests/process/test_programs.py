@@ -234,6 +234,13 @@ def test_options_are_those_of_pytest(starter: Starter, tmp_path: Path, option: s
     assert said in ended.log
 
 
+def test_a_skip_of_all_ranks_is_no_failure(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a script that skips ends the command with an internal error of pytest."""
+    ended = _run(starter, tmp_path, _ENDS, arguments=("skip",))
+    assert ended.code == 0, ended.log
+    assert "train.py:1: CUDA is not available." in ended.log
+
+
 def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_path: Path) -> None:
     """If this fails, torch's exception hook is lost, or a traceback of a rank is printed twice or not at all."""
     script = """
