@@ -4,8 +4,8 @@ Use it where torchrun would start the script. The ranks have torchrun's variable
 there. The run ends with one verdict, and with the report of the rank that failed first.
 
 Exit status: 0 if every rank passed, or every rank skipped; 1 if the run failed, or the world is not possible; 2 if the
-command line, or the form of `--fault` or `--expected-exit`, is wrong, the isolation or backend is not for programs, or
-the run was interrupted; 4 if the value of another option is wrong.
+command line, `--fault` or `--expected-exit` has a wrong form, the isolation or backend is not for programs, or the run
+was interrupted; 4 if the value of another option is wrong.
 """
 
 from __future__ import annotations
