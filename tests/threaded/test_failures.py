@@ -232,13 +232,15 @@ def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
     assert not dist.is_initialized()
 
 
-def test_ranks_have_ended_when_an_interrupt_leaves() -> None:
+def test_ranks_have_ended_when_an_interrupt_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, pytest crashes after Ctrl-C: it parses the source of a traceback while a rank parses another."""
-    ended = []
+    monkeypatch.setattr(thread_world, "_END_LIMIT_S", LIMIT_S)
+    ended: list[int] = []
+    begun = threading.Barrier(2)
 
     def body(rank: int) -> None:
+        begun.wait(LIMIT_S)
         try:
-            # The last one that is started.
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             dist.recv(torch.ones(1), 1 - rank)
