@@ -315,5 +315,3 @@ with contextlib.suppress(ImportError):
     importlib.import_module("torch.testing._internal.distributed.multi_threaded_pg")
 if BACKEND.upper() not in dist.Backend._plugins:
     dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
-# From 2.15 on, torch attaches its flight recorder to groups of backends without one, and asks C++ for the group's name.
-vars(dist.distributed_c10d).get("_FR_SELF_RECORDING_BACKENDS", {BACKEND}).add(BACKEND)
