@@ -51,11 +51,6 @@ class GroupBase(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Self:  # type: ignore[override]  # no c10d backend, but what it does
         return self
 
-    @property
-    def _device_types(self) -> list[torch.device]:
-        # Calls take tensors of any device. torch passes objects and checkpoints on the CPU if a group has it.
-        return [torch.device("cpu")]
-
     # torch asks these of a group's backend: from 2.15 on, the first one in `batch_isend_irecv`.
     supports_coalescing = True
     supports_shrinking = False

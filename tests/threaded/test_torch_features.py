@@ -71,22 +71,6 @@ def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
     assert [1.0, 1.0] == gradient.tolist()
 
 
-@on_threads(2)
-def test_rank_0_can_broadcast_a_state_dict(rank: int) -> None:
-    """If this fails, torch finds no device of the group: DCP loads no full state dict, and saves none in background."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-
-    model = nn.Linear(2, 2, bias=False)
-    fully_shard(model)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, {} if rank else {"weight": torch.full((2, 2), 7.0)}, options=options)
-    assert isinstance(model.weight, DTensor)
-    same(torch.full((2, 2), 7.0), model.weight.full_tensor())
-    assert ["cpu"] == dist.distributed_c10d._device_capability()
-
-
 @on_threads()
 def test_data_parallel_training_averages_gradients(rank: int) -> None:
     """DDP's reducer calls the group from C++ in the backward pass."""
