@@ -53,8 +53,9 @@ _VALUES = (_REDUCTION, *_ROOTS, *(f"group_{name}" for name in _ROOTS))
 # torch's default.
 _SUM = "RedOpType.SUM"
 _NAMED_REDUCTION = re.compile(r"\w+\.(\w+)")
-# Files with the function that stands before a deprecated one of torch. Python has its own from 3.13 on.
-_MARKS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py")
+# Files with the function that stands before a deprecated one of torch. Python has its own from 3.13 on. And this
+# file: torch 2.15 marks them in another way, so they are noted, too, and call others that are noted.
+_MARKS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py", "/dist_testing/hang/call_details.py")
 # The name of the variable that the cell belongs to.
 _CELL = "func"
 
