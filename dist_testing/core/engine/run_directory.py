@@ -136,12 +136,12 @@ class Launchers:
             if self.run.may_fork_runner:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
                 import_torch()
-                # Native code of torch clears the error of a signal that arrives meanwhile.
-                raise_again()
                 add_ons()
             folder = self.directory
             run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short), forks=self.forks)
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
+            # A signal meanwhile: torch clears its error in an import, and Python at a fork.
+            raise_again()
         return launcher
 
     def close(self) -> None:

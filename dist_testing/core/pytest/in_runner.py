@@ -225,7 +225,8 @@ class RunnerPlugin:
             forking = [item for item in ours if marked_items.isolation_of(item).forks_each_case]
             # A unittest class counts as one rank: its size is not known yet.
             forks = sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)
-            reasons, *_ = [engine.prepare(forks // len(engines))[0].unclean_reasons for engine in engines]
+            launchers = [engine.prepare(forks // len(engines))[0] for engine in engines]
+            reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
         if reasons:
@@ -235,8 +236,7 @@ class RunnerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Note the item, unless a SIGTERM came while the fork server was forked, where no handler can raise."""
-        raise_again()
+        """Note the item."""
         self._marked = item if is_marked(item) else None
         self._engine.cases_after = self.cases_after.get(item.nodeid, 0)
 
