@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Collection
 
+from dist_testing.core.engine.report_text import print_line
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.ground.procfs import children_of
@@ -270,10 +271,8 @@ def _names(paths: Collection[str]) -> str:
 
 
 def _say(text: str) -> None:
-    # Names of files need not be text.
-    encoding = sys.stdout.encoding or "utf-8"
     # The terminal may be gone, which SIGHUP tells, too.
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        print_line(text)
     except OSError:
         signal.raise_signal(signal.SIGHUP)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from dist_testing.core.engine.hooks import WorldWatcher
+from dist_testing.core.engine.report_text import print_line
 from dist_testing.core.events.event import RankOutput
 
 # Seconds between two looks at the logs.
@@ -51,9 +51,8 @@ def read_tail(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
 
 def print_output(event: RankOutput) -> None:
     """Print a line of a rank, as a sink of the event."""
-    # A sink that raises gets no more lines. A notebook's stream may have no encoding, and a daemon no stream.
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(f"[rank {event.rank}] {event.line}".encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    # A sink that raises gets no more lines.
+    print_line(f"[rank {event.rank}] {event.line}")
 
 
 class LiveOutput(WorldWatcher):

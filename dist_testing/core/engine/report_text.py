@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,13 @@ def printable(text: str) -> str:
         return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
     return _OBEYED.sub(escape, _ATTRIBUTES.sub("", text.replace("\r\n", "\n")))
+
+
+def print_line(text: str) -> None:
+    """Print a line at once, with an escape for each character that the encoding of standard output lacks."""
+    # A notebook's stream may have no encoding, and a daemon no stream.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def cut_lines(
