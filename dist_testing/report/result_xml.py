@@ -46,9 +46,11 @@ def read_xml(path: Path) -> list[XmlSuite]:
             "The root of a test.xml is <testsuites>.\n"
             "Name test.xml files that Bazel has written, or folders such as bazel-testlogs."
         )
+    # Some runners, such as Node's, write a case that is in no suite directly below the root.
+    alone = [root] if root.tag == "testsuites" and root.find("testcase") is not None else []
     return [
         XmlSuite(suite.get("name", ""), tuple(map(_read_case, suite.findall("testcase"))), _read_properties(suite))
-        for suite in root.iter("testsuite")
+        for suite in (*alone, *root.iter("testsuite"))
     ]
 
 

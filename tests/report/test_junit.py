@@ -133,6 +133,12 @@ def test_files_of_other_runners_are_read_too(path: Path) -> None:
     first, second = suite.cases
     assert (first.name, first.status, first.duration_s) == ("a", "passed", 0.0)
     assert (second.name, second.status, second.when, second.message) == ("c.b", "failed", "setup", "worse")
+    # Node's: without a suite.
+    path.write_text('<testsuites><testcase name="a"><failure/></testcase><testsuite name="s"/></testsuites>')
+    assert [(suite.name, [case.status for case in suite.cases]) for suite in read_xml(path)] == [
+        ("", ["failed"]),
+        ("s", []),
+    ]
 
 
 @pytest.mark.parametrize(
