@@ -139,6 +139,13 @@ def test_files_of_other_runners_are_read_too(path: Path) -> None:
         ("", ["failed"]),
         ("s", []),
     ]
+    # GoogleTest's: switched off.
+    path.write_text('<testsuite><testcase name="a" status="run"/><testcase name="b" status="notrun"/></testsuite>')
+    (suite,) = read_xml(path)
+    assert [(case.name, case.status, case.has_run) for case in suite.cases] == [
+        ("a", "passed", True),
+        ("b", "skipped", False),
+    ]
 
 
 @pytest.mark.parametrize(
