@@ -20,7 +20,7 @@ _RANK = re.compile(r"rank_(\d{1,7})")
 _XFAIL = "pytest.xfail"
 # Numbers in properties, which any program may have written.
 _NUMBER = re.compile(r"\d{1,7}")
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_SECONDS = re.compile(r"\d{1,9}(\.\d*)?(e-\d{1,3})?", re.IGNORECASE)
 
 
 def read_xml(path: Path) -> list[XmlSuite]:

@@ -133,6 +133,11 @@ def test_files_of_other_runners_are_read_too(path: Path) -> None:
     first, second = suite.cases
     assert (first.name, first.status, first.duration_s) == ("a", "passed", 0.0)
     assert (second.name, second.status, second.when, second.message) == ("c.b", "failed", "setup", "worse")
+    # Vitest, GoogleTest and Python write what a number needs.
+    times = {"0.0025000000000001": 0.0025, "2.": 2.0, "2.5E-03": 0.0025, "1e9": 0.0, "1e-999": 0.0, "2,5": 0.0}
+    cases = "".join(f'<testcase name="a" time="{time}"/>' for time in times)
+    path.write_text(f"<testsuite>{cases}</testsuite>")
+    assert [case.duration_s for case in read_xml(path)[0].cases] == pytest.approx(list(times.values()))
     # Node's: without a suite.
     path.write_text('<testsuites><testcase name="a"><failure/></testcase><testsuite name="s"/></testsuites>')
     assert [(suite.name, [case.status for case in suite.cases]) for suite in read_xml(path)] == [
