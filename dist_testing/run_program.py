@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import AddOnError, UsageError
+from dist_testing.core.ground.outcomes import EXIT_CODES
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE
 from dist_testing.core.launch.isolation import FORK, SPAWN
 from dist_testing.core.rank.capture import debug_by
@@ -127,14 +129,14 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
 
 
 def _exit(text: str) -> tuple[int, int]:
-    rank, _, code = text.partition("=")
-    if not (rank.isascii() and rank.isdecimal() and code.removeprefix("-").isdecimal() and code.isascii()):
+    parts = re.fullmatch("([0-9]{1,9})=(-?[0-9]{1,3})", text)
+    if parts is None or int(parts[2]) not in EXIT_CODES:
         raise UsageError(
             f"--expected-exit={text}: expected {_EXIT}.\n"
-            "It says how the process of a rank must end: by an exit code, or by a signal, as a negative number.\n"
+            "The process of a rank must end so: by an exit code, at most 255, or by a signal, as a negative number.\n"
             "Write --expected-exit=1=3, or --expected-exit=1=-9."
         )
-    return int(rank), int(code)
+    return int(parts[1]), int(parts[2])
 
 
 def _fault(text: str) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import EXIT_CODES
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, not_of_build
 from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY
@@ -23,7 +24,7 @@ from dist_testing.programs.program_rank import ProgramRankContext, program_loade
 
 _PROGRAM_KEY = pytest.StashKey[Program]()
 # Pairs of a rank and of how it ends.
-_EXITS = tuple[tuple[Annotated[int, range(MAX_WORLD_SIZE)], Annotated[int, range(-64, 256)]], ...]
+_EXITS = tuple[tuple[Annotated[int, range(MAX_WORLD_SIZE)], Annotated[int, EXIT_CODES]], ...]
 # $PYTEST_ADDOPTS (user): options of pytest. Programs that are tests ignore it, and their ranks inherit it.
 _ADDOPTS = "PYTEST_ADDOPTS"
 

@@ -74,7 +74,7 @@ def test_methods_go_by_several_names() -> None:
 @pytest.mark.parametrize(
     "exits",
     [
-        *(None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 256}, {1: -signal.NSIG}),
+        *(None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 256}, {1: -signal.NSIG}, {1: True}),
         {0: -9, 1: "SIGKILL"},
     ],
 )

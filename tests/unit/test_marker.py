@@ -104,7 +104,7 @@ def test_a_world_size_is_one_number_or_several(value: object, sizes: tuple[int, 
         ("init", [0, 1, "False", "yes"]),
         ("strict_collectives", [0, 1, "yes"]),
         ("isolation", ["Fork", "threads", "", 1, ["fork"], True]),
-        ("expected_exits", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}]),
+        ("expected_exits", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}, {1: 256}, {1: -65}]),
         # `backends="gloo"` would mean four backends of one letter.
         ("backends", ["gloo", 3, [3], [None], {"gloo": 1}, []]),
         # Mistyped arguments, which would leave the defaults in force.

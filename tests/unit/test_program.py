@@ -99,7 +99,7 @@ def test_a_wrong_command_is_refused(
         assert len(text.splitlines()) == 3, text
         return text
 
-    for option in ("--expected-exit=1", "--expected-exit=1=x"):
+    for option in ("--expected-exit=1", "--expected-exit=1=x", "--expected-exit=1=999", "--expected-exit=1=-65"):
         assert f"{option}: expected RANK=CODE" in told(option, str(file))
     without = told("--world-size=2")
     assert "expected a script; got none." in without

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -186,6 +186,21 @@ class Verdict:
     victims: tuple[int, ...] = ()
     is_proven: bool = False
     suspects: tuple[int, ...] = ()
+
+
+# How a process can end, as in `subprocess`: by an exit code, or by a signal, as a negative number.
+EXIT_CODES = range(1 - signal.NSIG, 256)
+
+
+def are_exits(value: object) -> bool:
+    """Return whether a value is a table of ranks, from 0, and of how their processes can end."""
+    return isinstance(value, Mapping) and all(
+        # To `isinstance`, a bool is an int.
+        all(isinstance(number, int) and not isinstance(number, bool) for number in (rank, code))
+        and rank >= 0
+        and code in EXIT_CODES
+        for rank, code in value.items()
+    )
 
 
 def exit_name(exit_code: int) -> str:

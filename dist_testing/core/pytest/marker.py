@@ -13,6 +13,7 @@ from dist_testing.core.ground.backends import Backend, check_backend_name, check
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import are_exits
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
 from dist_testing.core.pytest.options import MARKER_OPTION, argument_texts, marker_name
@@ -110,12 +111,6 @@ def _are_sizes(value: Any) -> bool:
     return bool(sizes) and all(map(is_world_size, sizes)) and len(set(sizes)) == len(sizes)
 
 
-def _are_exits(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
-    )
-
-
 def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
 
@@ -126,7 +121,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "init": (lambda value: isinstance(value, bool), "It is True or False"),
     "timeout": (is_timeout, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}"),
     "isolation": (lambda value: value in isolation_names(), "It is one of {isolations}"),
-    "expected_exits": (_are_exits, "It maps ranks to exit codes; a negative code is a signal"),
+    "expected_exits": (are_exits, "It maps ranks to exit codes, at most 255; a negative code is a signal"),
     "backends": (_are_names, "It is a list of names"),
     "features": (_are_names, "It is a list of names"),
     "strict_collectives": (lambda value: isinstance(value, bool), "It is True or False"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, are_exits
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 
@@ -28,10 +27,7 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
     Raises:
         UsageError: If `exits` is not such a table, or empty.
     """
-    if not (isinstance(exits, Mapping) and exits) or not all(
-        isinstance(rank, int) and rank >= 0 and isinstance(code, int) and -signal.NSIG < code <= 255
-        for rank, code in exits.items()
-    ):
+    if not (are_exits(exits) and exits):
         raise UsageError(
             f"@expected_exits({exits!r}): expected a table of one or more ranks, each with an exit code.\n"
             "Ranks are numbers from 0; exit codes are at most 255, and a negative one is a signal.\n"
