@@ -66,7 +66,7 @@ class Netlink:
 
     def add_port(self, name: str, bridge: str) -> None:
         """Make an interface a port of a bridge, and switch it on."""
-        self._change(name, _number(_IFLA_MASTER, socket.if_nametoindex(bridge)))
+        self._change(name, _number(_IFLA_MASTER, _index(bridge)))
         self.switch_on(name)
 
     def remove_port(self, name: str) -> None:
@@ -87,7 +87,7 @@ class Netlink:
     def add_address(self, name: str, address: str, network_bits: int) -> None:
         """Give an interface an IPv4 address in a network whose part of the address has so many bits."""
         packed = socket.inet_pton(socket.AF_INET, address)
-        head = _ADDRESS.pack(socket.AF_INET, network_bits, 0, 0, socket.if_nametoindex(name))
+        head = _ADDRESS.pack(socket.AF_INET, network_bits, 0, 0, _index(name))
         body = head + _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)
         self._ask(_RTM_NEWADDR, _CREATE | _EXCL, body)
 
@@ -105,6 +105,15 @@ class Netlink:
         (code,) = _ERROR.unpack_from(answer, _HEADER.size)
         if code:
             raise OSError(-code, os.strerror(-code))
+
+
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        # Python hides the error of the kernel. This raises it if there is no room for the socket that the look needs.
+        socket.socket().close()
+        raise
 
 
 def _link(name: str, flags: int = 0) -> bytes:

@@ -8,6 +8,7 @@ the fork server.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -205,8 +206,10 @@ def _refuse(control: socket.socket, error: OSError) -> None:
     """Refuse the orders that come, because the kernel has refused the ports."""
     while wire.receive(control, LINK_ORDERS) is not None:
         text = (
-            f"world.faults: the network cannot be changed: {error}.\n"
+            f"{error}.\n"
             "The process that carries the packets needs packet sockets (CAP_NET_RAW), which the kernel refuses.\n"
             "Allow them: --cap-add=NET_RAW in Docker, for example."
         )
-        wire.send(control, LINK_ANSWERS, LinksChanged(text))
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            text = refusal(error)
+        wire.send(control, LINK_ANSWERS, LinksChanged(f"world.faults: the network cannot be changed: {text}"))

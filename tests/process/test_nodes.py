@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -11,6 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dist_testing.core.ground.record import LinkEnds
+from dist_testing.core.process import wire
+from dist_testing.core.process.refusal import refusal
+from dist_testing.nodes.faults import LINK_ANSWERS, LINK_ORDERS, LinkFault
+from dist_testing.nodes.links import CUT
+from dist_testing.nodes.namespaces import Nodes, make_nodes
+from dist_testing.nodes.place import start_link_process
 from tests.support.children import run_cases, start_pytest, write_file
 from tests.support.cluster import needs_nodes
 from tests.support.starter import LIMIT_S, Starter, wait_ended
@@ -291,3 +299,39 @@ def test_nothing_of_a_wire_outlives_what_dies(starter: Starter, tmp_path: Path, 
     os.kill(victim, signal.SIGKILL)
     child.wait()
     assert wait_ended([one.pid for one in below], LIMIT_S)
+
+
+@needs_nodes
+def test_a_limit_of_open_files_is_told_as_such() -> None:
+    """If this fails, who needs `ulimit -n` reads of an interface that is missing, or of permissions."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    nodes: Nodes | None = None
+    told: list[str] = []
+    try:
+        while nodes is None or told[-1]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(told) + 3, limits[1]))
+            try:
+                # With so many, the process that carries the packets needs more than this one.
+                nodes = nodes or make_nodes(16, 4711, 1)
+                told.append(_refusal_of_a_cut(nodes))
+            except OSError as error:
+                told.append(refusal(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in nodes.fds if nodes else ():
+            os.close(fd)
+    # The first lines: of the nodes, and of their links.
+    assert {text.partition("\n")[0].rpartition(": ")[2] for text in told[:-1]} == {"[Errno 24] Too many open files."}
+    assert all("Raise the limit with `ulimit -n`" in text for text in told[:-1])
+    assert "world.faults: the network cannot be changed" in told[-2]
+
+
+def _refusal_of_a_cut(nodes: Nodes) -> str:
+    """Let a process carry the packets of nodes, and return why it cannot; "" if it can."""
+    pid, control = start_link_process(nodes)
+    with control:
+        wire.send(control, LINK_ORDERS, LinkFault((LinkEnds(0, 1),), CUT))
+        received = wire.receive(control, LINK_ANSWERS)
+    os.waitpid(pid, 0)
+    assert received is not None
+    return received[0].refusal
