@@ -1,7 +1,8 @@
-"""Ends a program without a traceback if the reader of its output, such as `head`, has ended before."""
+"""Runs a program whose output may have no reader, such as after `head`, or lack characters of a path or a number."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -10,9 +11,13 @@ from collections.abc import Callable
 
 def into_pipe(run: Callable[[], int]) -> int:
     """Return the exit status of a program that `run` is; that of a shell for SIGPIPE if the output has no reader."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = run()
-        sys.stdout.flush()
+        # A daemon has no output.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # Python writes the rest at the end of the process, and would tell of the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def test_a_pipe_and_a_link_stay(tmp_path: Path) -> None:
             assert write_text(link, "text") == 4
             assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
         assert (reader.read(), file.read_bytes()) == (b"text", b"text")
+
+
+def test_an_output_that_takes_not_everything_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, a folder whose name is no UTF-8 or a closed output ends in a traceback, without the other files."""
+    path = write_stream(tmp_path / "e.jsonl", _EVERY)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    with open(tmp_path / "told", "w", encoding="utf-8") as told:
+        for number, stdout in enumerate((told, None)):
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert main([str(path), f"--out={folder / 'p.html'}", f"--junit={folder / f'{number}.xml'}"]) == 0
+    assert len(list(folder.iterdir())) == 3
+    assert r"caf\udce9/p.html: " in (tmp_path / "told").read_text(encoding="utf-8")
 
 
 def test_hostile_numbers_are_still_json(tmp_path: Path) -> None:
