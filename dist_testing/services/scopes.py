@@ -37,6 +37,8 @@ class Shared:
 
 
 _shared: list[Shared] = []
+# Services that could not be started for a scope, with the error: each further test would wait as long for the same.
+_failed: dict[tuple[Definition, str], str] = {}
 # Node id of the test that pytest runs in this process; "" without pytest. A case of a unittest class has another name.
 running_item = ""
 # What was wrong with services before the module of plain unittest has ended.
@@ -73,7 +75,15 @@ def share(definition: Definition, key: str, log_line: Callable[[str], None], *, 
     else:
         if not may_start:
             raise ServiceError(f"Service {definition.name} is not running yet.")
-        shared = Shared(started(definition, log_line), key)
+        if (definition, key) in _failed:
+            raise ServiceError(_failed[definition, key])
+        try:
+            shared = Shared(started(definition, log_line), key)
+        except ServiceError as error:
+            if definition.scope != "function":
+                scope = f'The tests of its scope, "{definition.scope}", share it, so it is not started again.'
+                _failed[definition, key] = f"{error}\n{scope}"
+            raise
         _shared.append(shared)
     shared.users += 1
     return shared
@@ -137,7 +147,8 @@ def _end_module() -> None:
 
 
 def end_all() -> list[str]:
-    """Stop what is left, because the run has ended early; return what is wrong."""
+    """Stop what is left, because the run has ended; return what is wrong."""
+    _failed.clear()
     return [text for shared in list(_shared) for text in end(shared)]
 
 

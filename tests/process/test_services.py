@@ -26,6 +26,7 @@ from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import find_holders
 from dist_testing.services import Running, Service, ServiceError
+from dist_testing.services.scopes import end_all, share
 from tests.support.children import write_file
 from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import living_below
@@ -222,6 +223,24 @@ def test_service_that_does_not_get_healthy(service: Service, said: str) -> None:
     assert way_out.endswith((".", "tests."))
     if "no model" in str(service.command):
         assert log == ["The end of the output of the service script:", "no model"]
+
+
+def test_service_that_did_not_start_is_not_started_again_in_its_scope(tmp_path: Path) -> None:
+    """If this fails, each test of a module waits a minute for a broken server; or a later run has the error of this."""
+    starts = tmp_path / "starts"
+    service = _script(f"open({str(starts)!r}, 'a').write('x')", scope="module")
+    for key, told, count in (("a.py", False, 1), ("a.py", True, 1), ("b.py", False, 2)):
+        with pytest.raises(ServiceError, match="ended with exit code 0 before it was healthy") as caught:
+            share(service, key, print)
+        assert (
+            str(caught.value).endswith('The tests of its scope, "module", share it, so it is not started again.')
+            == told
+        )
+        assert len(starts.read_text()) == count
+    end_all()
+    with pytest.raises(ServiceError):
+        share(service, "a.py", print)
+    assert len(starts.read_text()) == 3
 
 
 def test_port_in_use() -> None:
