@@ -95,7 +95,11 @@ class Definition:
             object.__setattr__(self, "name", _name_of(self.command))
         self._check_command()
         is_group = isinstance(self.announces, str) and _groups_of(self.announces) == 1
-        is_env = isinstance(self.env, Mapping) and _are_texts([*self.env, *self.env.values()])
+        is_env = (
+            isinstance(self.env, Mapping)
+            and _are_texts([*self.env, *self.env.values()])
+            and "=" not in "".join(self.env)
+        )
         for argument, is_right, expected in (
             ("name", isinstance(self.name, str), "a text"),
             (
@@ -108,7 +112,7 @@ class Definition:
             ("timeout", is_timeout(self.timeout), _SECONDS),
             ("grace", is_timeout(self.grace), _SECONDS),
             ("gpus", type(self.gpus) is int and self.gpus >= 0, "a number from 0"),
-            ("env", is_env, "a dict of texts"),
+            ("env", is_env, "a dict of texts, without = in a name"),
             ("cwd", isinstance(self.cwd, str | os.PathLike | None), "a path"),
             ("scope", self.scope in SCOPES, f"one of {', '.join(SCOPES)}"),
         ):
@@ -209,7 +213,8 @@ def _parameters(function: Callable[..., object]) -> list[str]:
 
 
 def _are_texts(values: Sequence[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    # No program can be given a null character.
+    return all(isinstance(value, str) and "\0" not in value for value in values)
 
 
 def _name_of(command: Sequence[str] | Callable[..., object]) -> str:
