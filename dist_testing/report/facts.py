@@ -79,10 +79,22 @@ def failures(report: Report) -> list[Failure]:
         bad = [case for case in run.cases if case.status in BAD]
         recovered = passes.get(run.action, 0) > run.attempt
         found += [Failure(run, case, recovered) for case in bad]
-        # FAILED after passed cases: a crash at the end, a timeout, a failed promise of the whole target.
-        if not bad and run.status not in ("NO_STATUS", "INCOMPLETE"):
+        if is_bad_as_a_whole(run):
             found.append(Failure(run, None, recovered))
     return sorted(found, key=lambda failure: failure.recovered)
+
+
+def is_bad_as_a_whole(run: RunRecord) -> bool:
+    """Return whether no case tells why a run failed: a crash at the end, a timeout, a failed promise of the target."""
+    has_told = any(case.status in BAD for case in run.cases)
+    return run.is_bad and not has_told and run.status not in ("NO_STATUS", "INCOMPLETE")
+
+
+def told_cases(run: RunRecord) -> Sequence[CaseRecord]:
+    """Return the cases of a run for programs that know only cases: one more tells that it has failed as a whole."""
+    if not is_bad_as_a_whole(run):
+        return run.cases
+    return *run.cases, CaseRecord(run.target, "failed", when="collect", message=headline(run, None))
 
 
 def alike(found: Sequence[Failure]) -> list[list[Failure]]:

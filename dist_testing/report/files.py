@@ -67,7 +67,9 @@ def append_text(path: Path, text: str) -> None:
 def write_merged_junit(report: Report, path: Path) -> int:
     """Write all results into one JUnit file, a suite for each run, and return its size in bytes."""
     with _writing(path):
-        write_suites(path, [XmlSuite(f"{run.target}{run.in_part}", run.cases) for run in facts.final_runs(report)])
+        write_suites(
+            path, [XmlSuite(f"{run.target}{run.in_part}", facts.told_cases(run)) for run in facts.final_runs(report)]
+        )
         return path.stat().st_size
 
 
@@ -128,7 +130,7 @@ def ctrf(report: Report) -> str:
     passes = facts.last_passes(report)
     flaky = {run.action for run in report.runs if passes.get(run.action, 0) > run.attempt}
     for run in facts.final_runs(report):
-        for case in run.cases:
+        for case in facts.told_cases(run):
             status = "failed" if case.status in BAD else "skipped" if case.status == "skipped" else "passed"
             counts[status] += 1
             test: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 import os
 import re
 import subprocess
@@ -18,9 +19,11 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import failures, ledger, slow_cases, story_of
+from dist_testing.report.files import ctrf, write_merged_junit
 from dist_testing.report.gather import gather
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
+from dist_testing.report.result_xml import read_xml
 from dist_testing.report.words import clean, plural, ranks_text, seconds
 from tests.report.streams import RULE, Action, Case, build_events, finished, write_build_events, write_stream
 
@@ -233,6 +236,12 @@ def test_what_bazel_says_of_a_target_counts(
     report = _built(tmp_path, actions, code=code)
     assert [failure.case and failure.case.name for failure in failures(report)] == counted
     assert said in _words(_page(report))
+    # Programs that know only cases see the failure, too.
+    write_merged_junit(report, tmp_path / "merged.xml")
+    (suite,) = read_xml(tmp_path / "merged.xml")
+    told = [(case.name, case.message) for case in suite.cases if case.status == "failed"]
+    assert told == ([("//a:a", said)] if code else [])
+    assert json.loads(ctrf(report))["results"]["summary"]["failed"] == len(told)
 
 
 def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> None:
