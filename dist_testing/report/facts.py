@@ -111,8 +111,9 @@ def alike(found: Sequence[Failure]) -> list[list[Failure]]:
 def headline(run: RunRecord, case: CaseRecord | None) -> str:
     """Return what happened in one sentence, without the name of the case."""
     if case is None:
+        what = f"Bazel says {run.status}" if run.is_bad_for_bazel else f"The run ended with exit status {run.exit_code}"
         why = f"none of its {len(run.cases)} case(s) says why" if run.has_results else "its cases are unknown"
-        return f"Bazel says {run.status}, and {why}."
+        return f"{what}, and {why}."
     return case.message.strip() or ("It failed without a message." if case.status in BAD else "")
 
 

@@ -209,7 +209,7 @@ class _Gathering:
         self._invocations.append(InvocationRecord(shown, "pytest"))
         run = self._add_run(RunRecord(shown), RunFiles(streams=sorted(paths)))
         self._invocations[-1] = InvocationRecord(
-            shown, "pytest", run.began_wall_s, run.duration_s, is_complete=run.is_complete
+            shown, "pytest", run.began_wall_s, run.duration_s, run.exit_code, is_complete=run.is_complete
         )
 
     def _add_xml(self, path: Path, shown: str) -> None:

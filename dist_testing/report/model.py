@@ -14,6 +14,8 @@ from dist_testing.core.ground.record import BAD, MAX_S, CaseRecord
 
 # Bazel's words for a test that has passed, or that says nothing.
 _FINE = ("", "PASSED", "FLAKY")
+# Exit statuses of pytest for a run that has passed, or that had no tests, of which the skip ledger tells.
+_FINE_EXITS = (None, 0, 5)
 # What the attempts at the same work share: invocation, target, configuration, shard and run.
 Action = tuple[int, str, str, int, int]
 
@@ -78,6 +80,7 @@ class RunRecord:
     cases: tuple[CaseRecord, ...] = ()
     to_come: int = 0  # number of collected tests that did not begin
     is_complete: bool = True  # whether it came to its end, as far as is known
+    exit_code: int | None = None  # its exit status by its events; None if unknown
     logs: tuple[LogRecord, ...] = ()
     has_results: bool = True  # whether the cases are known: they were read from a test.xml or an event stream
 
@@ -109,8 +112,9 @@ class RunRecord:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the run did not pass, by Bazel's word or by one of its cases."""
-        return self.is_bad_for_bazel or any(case.status in BAD for case in self.cases)
+        """Whether the run did not pass, by Bazel's word, outside Bazel by its exit status, or by one of its cases."""
+        ended_badly = not self.status and self.exit_code not in _FINE_EXITS
+        return self.is_bad_for_bazel or ended_badly or any(case.status in BAD for case in self.cases)
 
 
 @dataclass(frozen=True, slots=True)

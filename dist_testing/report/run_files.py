@@ -139,6 +139,7 @@ def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
         host=run.host or first.host,
         to_come=max(0, stream.collected - len(stream.begun)),
         is_complete=run.is_complete and stream.is_complete,
+        exit_code=stream.exit_code,
         began_wall_s=first.wall_zero_s + began_at_s if run.began_wall_s is None else run.began_wall_s,
         duration_s=run.duration_s or bounded(max(stream.times) - began_at_s),
     )
@@ -216,6 +217,7 @@ class StreamRecord:
     ended: set[str] = field(default_factory=set)  # the cases that came to their end
     collected: int = 0  # number of tests that were to run
     is_complete: bool = True  # whether the run came to its end, by each file
+    exit_code: int | None = None  # its exit status; None if unknown
     times: list[float] = field(default_factory=list)  # time of the first and of the last event of each file
     problems: list[Problem] = field(default_factory=list)  # what could not be read, and what does not fit together
 
@@ -254,6 +256,9 @@ def read_streams(paths: Sequence[Path], subject: str, *, is_brief: bool = False)
         except ReportError as error:
             told.append(str(error).replace(f"{path}: ", "", 1))
         read.is_complete &= isinstance(last, RunEnded)
+        if isinstance(last, RunEnded):
+            # The name of pytest-xdist's controller, which decides, comes after those of its workers.
+            read.exit_code = last.exit_code
         if isinstance(first, RunStarted) and last is not None:
             read.times += [first.at_s, last.at_s]
             read.first = read.first or first

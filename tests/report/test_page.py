@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.events.event import RunEnded
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import failures, ledger, slow_cases, story_of
@@ -25,7 +26,17 @@ from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRe
 from dist_testing.report.page import page
 from dist_testing.report.result_xml import read_xml
 from dist_testing.report.words import clean, plural, ranks_text, seconds
-from tests.report.streams import RULE, Action, Case, build_events, finished, write_build_events, write_stream
+from tests.report.streams import (
+    RULE,
+    Action,
+    Case,
+    build_events,
+    finished,
+    stream_events,
+    write_build_events,
+    write_events,
+    write_stream,
+)
 
 _TEXT = f"""t.py::bad (world of 3): rank 1 raised ValueError: x; first seen after 0.2 s.
 Victims: ranks 0, 2 was stopped (failed because of rank 1).
@@ -242,6 +253,23 @@ def test_what_bazel_says_of_a_target_counts(
     told = [(case.name, case.message) for case in suite.cases if case.status == "failed"]
     assert told == ([("//a:a", said)] if code else [])
     assert json.loads(ctrf(report))["results"]["summary"]["failed"] == len(told)
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ({"e.jsonl": 0}, "Passed"),
+        ({"e.jsonl": 3}, "The run ended with exit status 3, and none of its 1 case(s) says why."),
+        # Of pytest-xdist, the controller decides.
+        ({"e.jsonl": 1, "e.gw0.jsonl": 0}, "The run ended with exit status 1,"),
+        ({"e.jsonl": 0, "e.gw10.jsonl": 1}, "Passed"),
+    ],
+)
+def test_the_exit_status_of_pytest_counts(tmp_path: Path, codes: dict[str, int], said: str) -> None:
+    """If it fails, a run that was stopped between two tests, or that --cov-fail-under has failed, is a green page."""
+    for name, code in codes.items():
+        write_events(tmp_path / name, [*stream_events([Case("t.py::ok")])[:-1], RunEnded(200.0, code)])
+    assert said in _words(_page(gather([tmp_path])))
 
 
 def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> None:
