@@ -92,9 +92,13 @@ def is_bad_as_a_whole(run: RunRecord) -> bool:
 
 def told_cases(run: RunRecord) -> Sequence[CaseRecord]:
     """Return the cases of a run for programs that know only cases: one more tells that it has failed as a whole."""
-    if not is_bad_as_a_whole(run):
+    if is_bad_as_a_whole(run):
+        why = headline(run, None)
+    elif not (run.suite or run.is_complete or run.is_bad):
+        why = "The run was killed, or its last events are missing."
+    else:
         return run.cases
-    return *run.cases, CaseRecord(run.target, "failed", when="collect", message=headline(run, None))
+    return *run.cases, CaseRecord(run.target, "failed", when="collect", message=why)
 
 
 def alike(found: Sequence[Failure]) -> list[list[Failure]]:

@@ -20,7 +20,7 @@ from dist_testing.report.gather import gather
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.page import page
 from tests.report.schema_check import check
-from tests.report.streams import RULE, Case, write_stream
+from tests.report.streams import RULE, Case, stream_events, write_events, write_stream
 
 _TEXT = f"head\n{RULE}\nrank 1 of 2 failed first: it raised ValueError\n\nE   ValueError\n\ndir/t.py:14: ValueError"
 _EVERY = [
@@ -112,6 +112,14 @@ def test_ctrf_has_its_required_fields(tmp_path: Path) -> None:
     assert {type(summary["start"]), type(results["tests"][0]["duration"])} == {int}
     assert {test["status"] for test in results["tests"]} == {"passed", "failed", "skipped"}
     assert results["tests"][0]["trace"] == _TEXT
+
+
+def test_a_killed_run_is_no_pass_of_the_tests_before_the_kill(tmp_path: Path) -> None:
+    """If it fails, CI shows a run that was killed between two tests as green."""
+    path = write_events(tmp_path / "e.jsonl", stream_events([Case("t.py::ok")])[:-1])
+    tests = json.loads(ctrf(gather([path])))["results"]["tests"]
+    assert [(test["name"], test["status"]) for test in tests] == [("t.ok", "passed"), (str(path), "failed")]
+    assert tests[1]["message"] == "The run was killed, or its last events are missing."
 
 
 def test_the_merged_junit_file_reads_as_the_same_results(tmp_path: Path) -> None:
