@@ -15,7 +15,7 @@ from dist_testing.core.ground.record import BAD, MAX_S, CaseRecord
 # Bazel's words for a test that has passed, or that says nothing.
 _FINE = ("", "PASSED", "FLAKY")
 # Exit statuses of pytest for a run that has passed, or that had no tests, of which the skip ledger tells.
-_FINE_EXITS = (None, 0, 5)
+FINE_EXITS = (None, 0, 5)
 # What the attempts at the same work share: invocation, target, configuration, shard and run.
 Action = tuple[int, str, str, int, int]
 
@@ -113,7 +113,7 @@ class RunRecord:
     @property
     def is_bad(self) -> bool:
         """Whether the run did not pass, by Bazel's word, outside Bazel by its exit status, or by one of its cases."""
-        ended_badly = not self.status and self.exit_code not in _FINE_EXITS
+        ended_badly = not self.status and self.exit_code not in FINE_EXITS
         return self.is_bad_for_bazel or ended_badly or any(case.status in BAD for case in self.cases)
 
 

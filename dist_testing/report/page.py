@@ -13,7 +13,7 @@ from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, P
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
-from dist_testing.report.model import LogRecord, NotRun, Report, RunRecord
+from dist_testing.report.model import FINE_EXITS, LogRecord, NotRun, Report, RunRecord
 from dist_testing.report.render import fragment, html_bytes, rendered
 from dist_testing.report.words import WORDS, count_of, grouped, plural, seconds, slug
 
@@ -108,7 +108,7 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     """Return the first words of the page, and their class."""
     if failed := sum(not failure.recovered for failure in found):
         return f"{count_of(failed)} failed", "bad"
-    codes = [one for one in report.invocations if one.exit_code]
+    codes = [one for one in report.invocations if one.exit_code not in FINE_EXITS]
     if codes and (absent := sum(line.kind == "not built" for line in report.not_run)):
         return f"{plural(absent, 'target')} not built", "bad"
     if codes:

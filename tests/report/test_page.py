@@ -261,6 +261,8 @@ def test_what_bazel_says_of_a_target_counts(
         ({"e.jsonl": 0}, "Passed"),
         # Of pytest.exit("enough", returncode=0), after one of two tests.
         ({"two.jsonl": 0}, "Incomplete"),
+        # Of a run whose tests are all deselected.
+        ({"none.jsonl": 5}, "Nothing ran"),
         ({"e.jsonl": 3}, "The run ended with exit status 3, and none of its 1 case(s) says why."),
         # Of pytest-xdist, the controller decides.
         ({"e.jsonl": 1, "e.gw0.jsonl": 0}, "The run ended with exit status 1,"),
@@ -270,8 +272,8 @@ def test_what_bazel_says_of_a_target_counts(
 def test_the_exit_status_of_pytest_counts(tmp_path: Path, codes: dict[str, int], said: str) -> None:
     """If it fails, a run that was stopped between two tests, or that --cov-fail-under has failed, is a green page."""
     for name, code in codes.items():
-        collected = 2 if name == "two.jsonl" else 1
-        events = stream_events([Case("t.py::ok")], collected=collected)
+        cases = [] if name == "none.jsonl" else [Case("t.py::ok")]
+        events = stream_events(cases, collected=2 if name == "two.jsonl" else len(cases))
         write_events(tmp_path / name, [*events[:-1], RunEnded(200.0, code)])
     assert said in _words(_page(gather([tmp_path])))
 
