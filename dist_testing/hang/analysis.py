@@ -74,6 +74,7 @@ class Waiting:
     # The ranks that have to do something first. Each of these sets is enough; an empty one says that it can move now.
     missing: tuple[frozenset[int], ...]
     mismatches: tuple[Mismatch, ...] = ()  # of calls that can never end, because members have made different ones
+    ends_by_itself: bool = False  # whether it can move by itself, too: at a limit that the test has chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Analysis:
     """What the ledgers say of a world."""
 
     views: Mapping[int, RankView]  # what it was made from, by rank
-    waiting: Mapping[int, Waiting]  # rank to what it waits for, of ranks that cannot move by themselves
+    waiting: Mapping[int, Waiting]  # rank to what it waits for, of ranks that can move by themselves only at a limit
     free: Mapping[int, str]  # rank to why it can move by itself
     movable: frozenset[int]  # ranks that can move, now or after others
 
@@ -107,6 +108,8 @@ def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) 
             free[view.rank] = found
         elif found is not None:
             waiting[view.rank] = found
+            if found.ends_by_itself:
+                free[view.rank] = "waits with a limit of the test's own"
     movable = movable_with(free, {rank: found.missing for rank, found in waiting.items()})
     return Analysis(by_rank, waiting, free, movable)
 
@@ -138,12 +141,10 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
         return "has not reached the call"
     if wait.kind in COLLECTIVE:
         return _in_collective(view.rank, ledger, wait, views, known_ms)
-    if wait.limit_ms not in known_ms:
-        return "waits with a limit of the test's own"
     missing = _missing(view.rank, ledger, wait, views)
     if missing is None:
         return "waits in a group that is not known"
-    return Waiting(wait, None, missing)
+    return Waiting(wait, None, missing, ends_by_itself=wait.limit_ms not in known_ms)
 
 
 def _hooked(ledger: Ledger, group: str) -> list[Call]:
@@ -168,15 +169,14 @@ def _in_collective(
         members = ledger.groups.get(call.group)
         if members is None or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
-        if call.limit_ms not in known_ms:
-            return "waits with a limit of the test's own"
         absent = frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
         calls = _calls_of_members(rank, call, members, views)
         if are_alike(calls.values()):
             missing.append(absent)
         else:
             mismatches.append(Mismatch(call.group, call.number, calls, absent))
-    return Waiting(wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
+    ends_by_itself = any(call.limit_ms not in known_ms for call in pending)
+    return Waiting(wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches), ends_by_itself)
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:

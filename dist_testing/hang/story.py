@@ -47,7 +47,7 @@ def story_of(analysis: Analysis) -> HangStory:
     mismatch = next((found for waiting in analysis.waiting.values() for found in waiting.mismatches), None)
     awaited = _awaited(analysis)
     ended = [rank for rank in awaited if analysis.views[rank].ended]
-    free = [rank for rank in awaited if rank in analysis.free]
+    free = [rank for rank in awaited if rank in analysis.free and rank not in analysis.waiting]
     # What the words of the headline show as the cause.
     shown: Sequence[int] = ()
     if mismatch is not None:
@@ -180,7 +180,8 @@ def lines_of(analysis: Analysis) -> Iterator[str]:
             text = f"{analysis.free.get(rank, '')}{at(view.place)}"
         else:
             inputs = f" {inputs_text(waiting.call)}" if waiting.call is not None else ""
-            text = f"waits in {_what(waiting)}{inputs}{at(view.place)}"
+            limit = ", with a limit of the test's own" if waiting.ends_by_itself else ""
+            text = f"waits in {_what(waiting)}{inputs}{at(view.place)}{limit}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
         if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch.distributed.constants import default_pg_timeout
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
@@ -305,6 +306,8 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
     name = store.compare_set(f"dist_testing/group/{turn}", "", f"threads-{next(_numbers)}").decode()
     ranks = list(options.global_ranks_in_group)
     title = f"group {options.group_id!r} of ranks {', '.join(map(str, ranks))}" if ranks else "the default group"
+    if not ranks:
+        world.limit_s = min(options.timeout, default_pg_timeout).total_seconds()
     shared = SharedGroup.joined(world, name, GroupLabel(title, tuple(ranks or range(size))), rank, member)
     return ThreadedGroup(store, rank, shared, world, options.timeout.total_seconds())
 

@@ -60,6 +60,7 @@ class Wait:
     # The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
     member: Member | None
     takes_turns: bool  # whether it is a rank's own thread, which continues only in its turn if there are turns
+    rests: bool  # whether it is a rank's, and has no limit of the test's own, so that only another thread can end it
     # A locked lock; releasing it lets the thread continue.
     gate: threading.Lock = field(default_factory=_locked, init=False)
 
@@ -111,13 +112,16 @@ class ThreadWorld:
         self.members = tuple(Member(self, rank) for rank in range(size))
         # By a name on which the ranks of the group have agreed.
         self.groups: dict[str, GroupState] = {}
+        # Limit of an operation for which the test has chosen none, in seconds; 0 before there is a default group.
+        self.limit_s = 0.0
         # Why no call can complete any more; None as long as calls can.
         self.failure: Failure | None = None
         self.failed_s = math.inf
         self._lock = threading.Lock()
         self.turns = Turns(size, are_on=in_rank_order)
         self._waits: dict[Wait, None] = {}
-        # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
+        # Number of the ranks' threads that do not rest in a wait of a group. At 0, no thread can complete a wait any
+        # more.
         self._busy = 0
         # Functions of operations that have ended while the lock was held.
         self._callbacks: deque[Callable[[], None]] = deque()
@@ -194,28 +198,36 @@ class ThreadWorld:
             self._fail_all(failure)
             self.turns.stop()
 
-    def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
+    def wait(
+        self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool, ends_by_itself: bool
+    ) -> None:
         """Block until an operation is done, for at most `limit_s` seconds; raise its error if it fails.
 
-        At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
+        At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails. A wait that
+        `ends_by_itself`, because the test has chosen its limit, is part of no deadlock.
         """
         # Without the lock: `finish` sets the failure first.
-        failure = None if operation.is_done else self._block(operation, call, limit_s, fails_operation=fails_operation)
+        failure = None
+        if not operation.is_done:
+            failure = self._block(operation, call, limit_s, fails_operation, ends_by_itself)
         if (failure := failure or operation.failure) is not None:
             raise failure.error(call)
 
-    def _block(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> Failure | None:
+    def _block(
+        self, operation: Operation, call: Call, limit_s: float, fails_operation: bool, ends_by_itself: bool
+    ) -> Failure | None:
         """Block until an operation is done; return the failure of this wait alone, at its limit."""
         member = _current.member
         if member is not None and member.world is not self:
             member = None
-        wait = Wait(operation, call, member, takes_turns=member is not None and _is_rank_thread())
+        takes_turns = member is not None and _is_rank_thread()
+        wait = Wait(operation, call, member, takes_turns, rests=member is not None and not ends_by_itself)
         with self:
             if operation.is_done:
                 wait.gate.release()
             else:
                 self._waits[wait] = None
-                if member is not None:
+                if wait.rests:
                     self._rest()
                 if wait.takes_turns:
                     self.turns.pass_on()
@@ -261,7 +273,7 @@ class ThreadWorld:
     def _wake(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
             del self._waits[wait]
-            if wait.member is not None:
+            if wait.rests:
                 self._busy += 1
             if wait.member is not None and wait.takes_turns:
                 self.turns.add(wait.member.rank, wait.gate)

@@ -33,6 +33,7 @@ class ThreadWork(Work):
         self._calls = calls
         self._results = results
         self._deadline_s = time.monotonic() + timeout_s
+        self._has_own_limit = timeout_s < world.limit_s
         self._future: Future[Any] | None = None
 
     @classmethod
@@ -41,7 +42,9 @@ class ThreadWork(Work):
         calls = [call for work in works for call in work._calls]
         results = [result for work in works for result in work._results]
         limit_s = max(work._deadline_s for work in works) - time.monotonic()
-        return cls(works[0]._world, calls, results, limit_s)
+        joined = cls(works[0]._world, calls, results, limit_s)
+        joined._has_own_limit = any(work._has_own_limit for work in works)
+        return joined
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operations are done; see `torch.distributed.Work.wait`. Returns True, always.
@@ -56,7 +59,13 @@ class ThreadWork(Work):
         for operation, call in self._calls:
             limit_s = max(self._deadline_s - time.monotonic(), 0.0)
             is_own = 0.0 < own_limit_s < limit_s
-            self._world.wait(operation, call, own_limit_s if is_own else limit_s, fails_operation=not is_own)
+            self._world.wait(
+                operation,
+                call,
+                own_limit_s if is_own else limit_s,
+                fails_operation=not is_own,
+                ends_by_itself=is_own or self._has_own_limit,
+            )
         return True
 
     def synchronize(self) -> None:

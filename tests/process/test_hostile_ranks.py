@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from dist_testing import World
 from dist_testing.core.engine.engine import Engine
@@ -43,11 +45,32 @@ def _traced_by_its_child(world: World, arguments: dict[str, Any]) -> None:
     os.waitpid(tracer, 0)
 
 
+def _fails_after_it_has_left(world: World, arguments: dict[str, Any]) -> None:
+    if world.rank == 0:
+        dist.recv(torch.ones(1), 1)
+    dist.destroy_process_group()
+    # A clean-up that takes its time.
+    time.sleep(arguments["clean_up_s"])
+    raise ValueError("the cause")
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """An engine for one test."""
-    with engine_for({"traced": _traced_by_its_child}) as engine:
+    with engine_for({"traced": _traced_by_its_child, "left": _fails_after_it_has_left}) as engine:
         yield engine
+
+
+def test_rank_that_leaves_its_group_before_it_fails_is_the_culprit(engine: Engine) -> None:
+    """If this fails, a rank that only lost its peer is blamed: `finally: destroy_process_group()` is common."""
+    result = run(engine, "left", world_size=2, arguments={"clean_up_s": 1.0})
+    assert (result.verdict.culprit, result.verdict.victims) == (1, (0,)), failure_report(result)
+    assert "ValueError: the cause" in result.verdict.reason
+    # Too late: no rank is blamed, and the report has the error that is known.
+    result = run(engine, "left", world_size=2, arguments={"clean_up_s": 600.0})
+    assert (result.verdict.culprit, result.verdict.victims) == (None, (0,)), failure_report(result)
+    assert result.verdict.reason == "rank 0 lost a peer, and rank 1 did not report in time"
+    assert "dist.recv(torch.ones(1), 1)" in failure_report(result)
 
 
 def test_rank_that_its_child_traces_is_killed_at_once(engine: Engine, tmp_path: Path) -> None:

@@ -118,6 +118,20 @@ def test_a_deadlock_is_detected_when_the_last_thread_of_a_rank_ends() -> None:
     assert [DeadlockError, DeadlockError] == [type(error) for error in errors]
 
 
+@pytest.mark.parametrize("of_group", [True, False])
+@on_threads(3)
+def test_a_wait_with_a_limit_of_its_own_is_in_no_deadlock(rank: int, of_group: bool) -> None:
+    """If this fails, a test of a time limit fails on ranks that wait for the one that tries it."""
+    limit = timedelta(seconds=0.05)
+    group = dist.new_group([0, 2], timeout=limit if of_group else None)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        assert work is not None
+        with pytest.raises(CollectiveTimeoutError):
+            work.wait(*([] if of_group else [limit]))
+    dist.barrier()
+
+
 @on_threads(2)
 def test_a_deadlock_that_a_test_expects_leaves_the_group_usable(rank: int) -> None:
     """A test that catches the error can continue with the same group."""

@@ -165,6 +165,14 @@ def _story(views: list[RankView]) -> HangStory:
     return story_of(analyse(views, LIMITS))
 
 
+def test_deadlock_that_a_limit_of_the_test_ends_is_told() -> None:
+    """If this fails, a busy rank that neither of two waits for is blamed when their limit is over."""
+    waits = (replace(RECEIVE, limit_ms=2000), replace(RECEIVE, peer=0, limit_ms=2000), None)
+    story = _story([replace(view(rank, (), {"0": (0, 1, 2)}, wait), ended="") for rank, wait in enumerate(waits)])
+    assert (story.analysis.is_proven, story.culprits, story.victims) == (False, (), (0, 1))
+    assert story.headline.startswith("ranks 0, 1 wait for each other: rank 0 in recv from rank 1")
+
+
 def test_what_a_report_says_of_each_rank() -> None:
     """A report must not speak of a deadline that never came."""
     story = _story(_two())

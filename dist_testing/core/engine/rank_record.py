@@ -271,6 +271,11 @@ class RankRecord:
         """Whether the rank failed because it waited for a peer in vain; then the stack of that peer matters."""
         return self._report is not None and self._report.collateral == "late"
 
+    @property
+    def has_lost_a_peer(self) -> bool:
+        """Whether the rank failed because a peer went away; that peer may not have told why yet."""
+        return self._report is not None and self._report.collateral == "lost"
+
     def outcome(self) -> RankOutcome:
         """Return the outcome of the rank. Call it when the case is over."""
         report = self._report

@@ -171,8 +171,8 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
 
 
 def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
-    """Return the ranks whose waits have ended by a limit, the first one first, if no rank failed or was running."""
-    if result.verdict.culprit is not None or result.stacks:
+    """Return the victims that failed, the first one first, if no rank is to blame, and no stacks show their waits."""
+    if result.verdict.culprit is not None or (result.stacks and result.verdict.cause is Cause.HANG):
         return []
     waited = [result.outcomes[rank] for rank in result.verdict.victims]
     return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)

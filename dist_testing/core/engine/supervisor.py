@@ -29,6 +29,8 @@ _START_LIMIT_S = 120.0
 _LEAST_START_S = 1.0
 # Time for the reports of the other ranks after the first failure. Seconds.
 PEER_GRACE_S = 0.5
+# The same while each failure only says that a peer went away: that peer may still be cleaning up. Seconds.
+_CAUSE_GRACE_S = 2.0
 # Time for the other ranks after the first skip: correct ranks decide to skip at different times. Seconds.
 _SKIP_GRACE_S = 5.0
 # For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
@@ -292,8 +294,10 @@ class Supervisor(WatchedWorld):
         if self.is_running and not self._is_timed and all(record.ready_s is not None for record in records):
             self._is_timed = True
             self._deadline_s = min(now_s + self._limit_s, self._latest_s)
-        if any(record.first_trouble_s is not None for record in records):
-            grace_s = 0.0 if all(record.has_told_all for record in records) else PEER_GRACE_S
+        if troubled := [record for record in records if record.first_trouble_s is not None]:
+            grace_s = _CAUSE_GRACE_S if all(record.has_lost_a_peer for record in troubled) else PEER_GRACE_S
+            if all(record.has_told_all for record in records):
+                grace_s = 0.0
             self._grace_end_s = min(self._grace_end_s, now_s + grace_s)
         elif self._stage is _Stage.RUNNING:
             self._decide_running(now_s)

@@ -226,8 +226,9 @@ def verdict(
 
     1. Crashes and failures, together. The culprit is the rank that the runner saw fail first; at the same moment, a
        crash comes before a failure, and then the lowest rank. The cause is that of the culprit, so a crash after a
-       failure does not change it. A collateral outcome is the culprit only if no rank failed by itself; if one of the
-       collateral outcomes is then "late", the cause is a hang of the ranks that did not come.
+       failure does not change it. A collateral outcome is the culprit only if no rank failed by itself, and each rank
+       told how it ended; if one of the collateral outcomes is then "late", the cause is a hang of the ranks that did
+       not come.
     2. Infrastructure: ranks that never started, or whose report is unreadable. It comes before 1 if all crashes and
        failures are collateral.
     3. Ranks that hung.
@@ -283,6 +284,12 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
         for kinds in ((Kind.STOPPED, Kind.HUNG), (Kind.PASSED, Kind.SKIPPED)):
             if missing := [outcome for outcome in every if outcome.kind in kinds]:
                 return _never_arrived(broken, missing)
+    stopped = [outcome for outcome in every if outcome.kind in (Kind.STOPPED, Kind.HUNG)]
+    if not roots and stopped and all(outcome.kind is Kind.RAISED for outcome in broken):
+        # One of these may have closed its connections, and not come to its report.
+        lost, rest = (ranks_text(outcome.rank for outcome in ranks) for ranks in (broken, stopped))
+        victims = tuple(outcome.rank for outcome in broken)
+        return Verdict(Status.FAILED, cause, f"{lost} lost a peer, and {rest} did not report in time", victims=victims)
     roots = roots or list(broken)
     ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in CRASHES, outcome.rank))
     if cause is Cause.HANG and len(ordered) > 1:
