@@ -52,10 +52,17 @@ def test_ranks_of_a_report(text: str, ranks: tuple[int, ...]) -> None:
     [
         ("/tmp/tmpa1b2c3d4", "/tmp/tmpzzzz_999", True),
         ("/tmp/suiten_6akvbv", "/tmp/suitex1y2z3w4", True),
+        ("/tmp/tmpa1b2c3d4.safetensors", "/tmp/tmpzzzz_999.safetensors", True),
+        ("/tmp/checkpoint.tmp_a1b2c3d4", "/tmp/checkpoint.tmp_zzzz_999", True),
+        ("/tmp/job-99-a1b2c3d4", "/tmp/job-100-zzzz_999", True),
+        ("/tmp/server_99_socket", "/tmp/server_100_socket", True),
+        ("/tmp/3f2504e0-4f89-11d3-9a0c-0305e82c3301", "/tmp/7c9e6679-7425-40de-944b-e07fc1f90ae7", True),
+        ("/tmp/ipc-3f2504e04f8911d39a0c0305e82c3301", "/tmp/ipc-7c9e6679742540de944be07fc1f90ae7", True),
         ("/dev/shm/torch_99_123456_0", "/dev/shm/torch_100001_7_12", True),
         ("python -c sleep 11", "python -c sleep 7", True),
         ("/tmp/tmpa1b2c3d4", "/tmp/storea1b2c3d4", False),
         ("/tmp/tmpa1b2c3d4", "/dev/shm/tmpa1b2c3d4", False),
+        ("/tmp/tmpa1b2c3d4.json", "/tmp/tmpa1b2c3d4.lock", False),
     ],
 )
 def test_things_left_behind_are_compared_without_random_parts(one: str, other: str, alike: bool) -> None:
