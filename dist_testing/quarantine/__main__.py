@@ -23,6 +23,7 @@ from dist_testing.quarantine.rows import (
     Row,
     RowFinder,
     is_pattern,
+    is_version_in,
     read_rows,
     read_text,
     row_text,
@@ -157,13 +158,16 @@ def healed(report: Report, rows: Sequence[Row], passes: int) -> Iterator[tuple[R
     in_a_row: dict[tuple[Row, str], int] = defaultdict(int)
     begun = [report.invocations[run.invocation].began_wall_s or run.began_wall_s or 0.0 for run in report.runs]
     for _, run in sorted(zip(begun, report.runs, strict=True), key=lambda one: one[0]):
-        for case in run.cases:
+        # The result in a cache is that of an earlier run.
+        for case in () if run.cached else run.cases:
             nodeid = nodeids.get(case.name, "")
             status = ended(case)
             for row in dict.fromkeys(row for _, row in finder.find(nodeid)):
                 told = ((row.conditions.backend, run.backend), (row.conditions.world_size, case.world_size))
                 # Some records do not tell them.
                 is_for_it = all(wanted is None or not found or wanted == found for wanted, found in told)
+                if (bounds := row.conditions.torch) and (version := run.versions.get("torch")):
+                    is_for_it &= is_version_in(version, bounds)
                 if status != "skipped" and is_for_it:
                     in_a_row[row, nodeid] = in_a_row[row, nodeid] + 1 if status == "passed" else 0
     for (row, nodeid), count in in_a_row.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.event_file import EventFile
 from dist_testing.quarantine import __main__ as command
 from dist_testing.quarantine.rows import Conditions, RowFinder, is_version_in, read_rows, rows_in, without_rows
+from dist_testing.report.model import InvocationRecord, Report, RunRecord
 from tests.support.results import refusal
 
 _FILE = Path("quarantine.toml")
@@ -274,3 +276,14 @@ def test_check_tells_rows_that_must_go(
     gone, expired = sorted(capsys.readouterr().out.splitlines(), key=lambda line: "expired" in line)
     assert "there is no file test_a.py here; owner comms" in gone
     assert "has expired on 2020-01-31: flaky; owner comms, https://example.org/1" in expired
+
+
+@pytest.mark.parametrize("other", [{"cached": "remote"}, {"versions": {"torch": "2.15.0"}}, {"backend": "nccl"}])
+def test_a_case_is_not_healed_by_runs_that_tell_nothing_about_its_row(other: dict[str, Any]) -> None:
+    """If this fails, a nightly build without a change, or the job with another torch, has a row removed too early."""
+    (row,) = rows_in(_file() + 'torch = "<2.15"\nbackend = "gloo"\n', _FILE)
+    case = CaseRecord("test_a.test_x", "passed", "test_a.py::test_x", world_size=2)
+    run = RunRecord("//:a", backend="gloo", versions={"torch": "2.14.0"}, cases=(case,))
+    for passes, is_healed in ((1, True), (2, False)):
+        report = Report((InvocationRecord("events.json"),), (run, replace(run, **other)))
+        assert bool(list(command.healed(report, (row,), passes))) == is_healed
