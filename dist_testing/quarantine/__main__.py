@@ -9,6 +9,7 @@ written.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -189,9 +190,10 @@ def _nodeid_of(case: CaseRecord) -> str:
     head, bracket, parameters = case.name.partition("[")
     parts = head.split(".")
     for end in range(len(parts) - 1, 0, -1):
-        path = Path(*parts[:end]).with_suffix(".py")
-        if path.is_file():
-            return "::".join([str(path), *parts[end:]]) + bracket + parameters
+        path = f"{'/'.join(parts[:end])}.py"
+        # Not `Path.is_file`: any program may have written the name, which may be too long for a path.
+        if os.path.isfile(path):
+            return "::".join([path, *parts[end:]]) + bracket + parameters
     return ""
 
 

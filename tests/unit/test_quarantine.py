@@ -254,6 +254,21 @@ def test_propose_writes_a_row_with_its_statistics(tmp_path: Path, capsys: pytest
     assert "[[row]]" not in capsys.readouterr().out
 
 
+def test_names_that_other_programs_give_to_cases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, one test of a shell script in a folder of results ends the command by a traceback."""
+    monkeypatch.chdir(tmp_path)
+    Path("tests").mkdir()
+    Path("tests/test_a.py").touch()
+    Path("quarantine.toml").write_text(_file(("test_a.py", "tests/test_a.py")), encoding="utf-8")
+    names = ("./build/run.sh", "/.hidden", f"tests.{'a sentence ' * 30}.of words", "tests.test_a.test_x")
+    cases = "".join(f'<testcase name="{name}"/>' for name in names)
+    Path("results.xml").write_text(f"<testsuite>{cases}</testsuite>", encoding="utf-8")
+    assert command.main(["check", "quarantine.toml", "--passes", "1", "--results", "results.xml"]) == 1
+    assert "tests/test_a.py::test_x has passed its last 1 recorded runs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("statuses", "is_told"), [("qppp", True), ("ppqp", False), ("pp", False)])
 def test_check_tells_rows_that_must_go(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], statuses: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
