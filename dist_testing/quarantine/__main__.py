@@ -118,6 +118,7 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
     """
     nodeids = _nodeids(report)
     finder = RowFinder(rows)
+    of_threads = {case.name for run in report.runs for case in run.cases if case.isolation == "thread"}
     proposed = set()
     for flake in measured(votes(report, same_inputs=same_inputs)):
         nodeid = nodeids.get(flake.case)
@@ -128,8 +129,10 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             name = one_line(flake.case)
             yield f"# {name}: {statistics}; no such test file is here: run this in the root of the project"
             continue
+        # Threads are not of the run's backend.
+        backend = "" if flake.case in of_threads else flake.backend
         # A test without ranks has neither.
-        place = {"backend": flake.backend, "world_size": flake.world_size} if flake.world_size else {}
+        place = {"backend": backend, "world_size": flake.world_size} if flake.world_size else {}
         if (key := (nodeid, *place.values())) in proposed:
             # Another target has the same case.
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -211,7 +212,7 @@ def test_prune_keeps_all_other_text(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no row has expired" in capsys.readouterr().out
 
 
-def _write_runs(folder: Path, statuses: str) -> list[str]:
+def _write_runs(folder: Path, statuses: str, isolation: str = "fork") -> list[str]:
     """Write an event file for each letter: p for a pass, f for a failure, q for one that is quarantined."""
     names = []
     for number, letter in enumerate(statuses):
@@ -224,6 +225,7 @@ def _write_runs(folder: Path, statuses: str) -> list[str]:
             {"p": "passed", "f": "failed", "q": "xfailed"}[letter],  # type: ignore[arg-type]
             "test_a.py::test_x",
             world_size=2,
+            isolation=isolation,
             cause="" if letter == "p" else "crash",
             properties=quarantined,
         )
@@ -252,6 +254,9 @@ def test_propose_writes_a_row_with_its_statistics(tmp_path: Path, capsys: pytest
     file.write_text(_file(), encoding="utf-8")
     assert command.main(["propose", "--same-inputs", "--file", str(file), *runs]) == 0
     assert "[[row]]" not in capsys.readouterr().out
+    # Ranks that are threads have a backend of their own, for which no row of the run's backend is.
+    assert command.main(["propose", "--same-inputs", *_write_runs(tmp_path, "pf", "thread")]) == 0
+    assert re.findall("backend|world_size = 2", capsys.readouterr().out) == ["world_size = 2"]
 
 
 def test_names_that_other_programs_give_to_cases(
