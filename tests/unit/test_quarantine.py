@@ -259,19 +259,26 @@ def test_propose_writes_a_row_with_its_statistics(tmp_path: Path, capsys: pytest
     assert re.findall("backend|world_size = 2", capsys.readouterr().out) == ["world_size = 2"]
 
 
-def test_names_that_other_programs_give_to_cases(
+def test_check_reads_xml_of_any_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If this fails, one test of a shell script in a folder of results ends the command by a traceback."""
+    """If this fails, a test of a shell script ends the command by a traceback, or a row goes whose case fails now."""
     monkeypatch.chdir(tmp_path)
     Path("tests").mkdir()
     Path("tests/test_a.py").touch()
     Path("quarantine.toml").write_text(_file(("test_a.py", "tests/test_a.py")), encoding="utf-8")
     names = ("./build/run.sh", "/.hidden", f"tests.{'a sentence ' * 30}.of words", "tests.test_a.test_x")
     cases = "".join(f'<testcase name="{name}"/>' for name in names)
-    Path("results.xml").write_text(f"<testsuite>{cases}</testsuite>", encoding="utf-8")
-    assert command.main(["check", "quarantine.toml", "--passes", "1", "--results", "results.xml"]) == 1
+    Path("run-9.xml").write_text(f'<testsuite timestamp="2026-11-09T23:00:00Z">{cases}</testsuite>', encoding="utf-8")
+    given = ["check", "quarantine.toml", "--passes", "1", "--results", "."]
+    assert command.main(given) == 1
     assert "tests/test_a.py::test_x has passed its last 1 recorded runs" in capsys.readouterr().out
+    # The last run is that with the latest time.
+    failed = '<testcase name="tests.test_a.test_x"><failure/></testcase>'
+    Path("run-10.xml").write_text(
+        f'<testsuite timestamp="2026-11-10T00:30:00+01:00">{failed}</testsuite>', encoding="utf-8"
+    )
+    assert command.main(given) == 0
 
 
 @pytest.mark.parametrize(("statuses", "is_told"), [("qppp", True), ("ppqp", False), ("pp", False)])
