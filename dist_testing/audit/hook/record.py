@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -118,6 +119,12 @@ def claim_fault() -> bool:
     except OSError:
         return False
     return True
+
+
+def release_fault() -> None:
+    """Have the fault come again, if it has come."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(_folder, "planted"))
 
 
 def _case_file() -> str:
