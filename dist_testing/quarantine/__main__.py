@@ -36,6 +36,7 @@ from dist_testing.report.files import write_text
 from dist_testing.report.flakes import Flake, measured, votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
+from dist_testing.report.pipe import into_pipe
 from dist_testing.report.words import one_line, percent
 
 # Days until a proposed row expires.
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        return into_pipe(lambda: int(options.run(options)))
     except (ReportError, UsageError) as error:
         sys.stderr.write(f"quarantine: {error}\n")
         return 2

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
+import os
 import re
+import signal
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -314,3 +318,18 @@ def test_a_case_is_not_healed_by_runs_that_tell_nothing_about_its_row(other: dic
     for passes, is_healed in ((1, True), (2, False)):
         report = Report((InvocationRecord("events.json"),), (run, replace(run, **other)))
         assert bool(list(command.healed(report, (row,), passes))) == is_healed
+
+
+def test_its_output_may_have_no_reader_and_no_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `check | head` or a terminal without UTF-8 shows a traceback, and not which row has expired."""
+    file = tmp_path / "quarantine.toml"
+    file.write_text(_file(("2999", "2020"), ("flaky", "\N{SNOWMAN}")), encoding="utf-8")
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert command.main(["check", str(file)]) == 1
+    assert b"has expired on 2020-01-31: \\u2603;" in output.buffer.getvalue()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert command.main(["check", str(file)]) == 128 + signal.SIGPIPE
