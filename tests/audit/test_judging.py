@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from dist_testing.audit.command import Left, Ran, shape
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult, judge, ranks_named
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.program import show
+from dist_testing.audit.program import parser_for, run_program, show
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
 from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check
@@ -221,6 +223,19 @@ def test_texts_of_a_suite_are_escaped(capsys: pytest.CaptureFixture[str]) -> Non
     told = capsys.readouterr().out.splitlines()
     assert not [line for line in told if re.search("[\x00-\x1f\u202e]", line)]
     assert told[-1] == "3 holes: 1 fault in 1 case, 9.00 s"
+
+
+def test_names_that_the_output_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, an audit of an hour ends in a traceback before its JSON is written."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+
+    def run(*_: object) -> int:
+        show(["\N{SNOWMAN}"])
+        return 1
+
+    assert run_program(parser_for("audit", None), ["--", "true"], run) == 1
+    assert output.buffer.getvalue() == b"\\u2603\n"
 
 
 def test_the_schema_knows_every_name() -> None:
