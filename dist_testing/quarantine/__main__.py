@@ -33,7 +33,7 @@ from dist_testing.quarantine.rows import (
 )
 from dist_testing.report.facts import ended
 from dist_testing.report.files import write_text
-from dist_testing.report.flakes import Flake, measured, votes
+from dist_testing.report.flakes import WHOLE, Flake, measured, votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.pipe import into_pipe
@@ -127,8 +127,10 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             continue
         statistics = _statistics(flake)
         if nodeid is None:
-            name = one_line(flake.case)
-            yield f"# {name}: {statistics}; no such test file is here: run this in the root of the project"
+            why = "no such test file is here: run this in the root of the project"
+            if flake.case == WHOLE:
+                why = "no case says why, and a row is for cases"
+            yield f"# {one_line(flake.target, flake.case)}: {statistics}; {why}"
             continue
         # Threads are not of the run's backend.
         backend = "" if flake.case in of_threads else flake.backend

@@ -261,6 +261,13 @@ def test_propose_writes_a_row_with_its_statistics(tmp_path: Path, capsys: pytest
     # Ranks that are threads have a backend of their own, for which no row of the run's backend is.
     assert command.main(["propose", "--same-inputs", *_write_runs(tmp_path, "pf", "thread")]) == 0
     assert re.findall("backend|world_size = 2", capsys.readouterr().out) == ["world_size = 2"]
+    # No row can name a target that only Bazel has failed.
+    ended = (RunRecord("//:a", run=number, status=status) for number, status in enumerate(("PASSED", "TIMEOUT")))
+    (told,) = command.proposals(
+        Report((InvocationRecord("events.json"),), tuple(ended)), (), date.today(), same_inputs=True
+    )
+    assert told.startswith("# //:a (the target as a whole): 1 of 2 runs failed, ")
+    assert told.endswith("; no case says why, and a row is for cases")
 
 
 def test_check_reads_xml_of_any_program(
