@@ -253,14 +253,14 @@ class Collected:
         self._broken: set[str] = set()
         # Folders that --ignore or a conftest leaves out of this session, with "/" at the end.
         self._left_out: set[str] = set()
-        self._never: list[str] = config.getini("norecursedirs")
+        self._never = ["__pycache__", *config.getini("norecursedirs")]
 
     def add(self, report: pytest.CollectReport) -> None:
         """Note a file, a class or a folder that was collected."""
         (self._whole if report.passed else self._broken).add(report.nodeid.partition("::")[0])
 
     def leave_out(self, path: Path) -> None:
-        """Note a file or a folder that this session leaves out, and not the ini file for all sessions."""
+        """Note a file or a folder that this session leaves out, and not each session of the project."""
         name = os.path.relpath(path, self._root)
         if not path.is_dir():
             self._broken.add(name)

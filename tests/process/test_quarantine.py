@@ -232,7 +232,7 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
         assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
         assert stale in run.failures()["toml::row 2"]
     # A job without GPUs leaves their folder out.
-    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "__pycache__").mkdir(parents=True)
     write_file(tmp_path, "gpu/test_c.py", "def test_four():\n    assert False\n")
     of_gpus = (_row('"gpu/*"'), _row('"gpu/test_?.py::test_four"', 'torch = "<1"'), _row('"*::test_gone"'))
     (tmp_path / "quarantine.toml").write_text(_quarantine(*of_gpus), encoding="utf-8")
