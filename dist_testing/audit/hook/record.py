@@ -115,7 +115,9 @@ def _read_case() -> Case:
 def claim_fault() -> bool:
     """Return whether this process may plant the fault: only the first of all processes may."""
     try:
-        os.close(os.open(os.path.join(_folder, "planted"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(os.path.join(_folder, "claimed"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        # It stays for the audit, which looks when the first fault has come.
+        os.close(os.open(os.path.join(_folder, "planted"), os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         return False
     return True
@@ -124,7 +126,7 @@ def claim_fault() -> bool:
 def release_fault() -> None:
     """Have the fault come again, if it has come."""
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(_folder, "planted"))
+        os.unlink(os.path.join(_folder, "claimed"))
 
 
 def _case_file() -> str:
