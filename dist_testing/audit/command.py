@@ -38,8 +38,9 @@ _SHM = "/dev/shm"
 # Seconds until a process counts as left behind: it may be about to end, and helpers wait for a moment of their own.
 _LEAVING_S = 2.0
 _COMMAND_CHARS = 160
-# Not only digits: those are pids and numbers, of any length.
-_TEMPORARY = re.compile(r"(.*)(?=.*[a-z])[a-z0-9_]{8}")
+# Not only digits: those are pids and numbers, of any length. A suffix may follow, such as ".json".
+_TEMPORARY = re.compile(r"([^.]*|.*)(?=[0-9_]*[a-z])[a-z0-9_]{8}((?:\.[a-z]+)*)")
+_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}(\1[0-9a-f]{4}){2}\1[0-9a-f]{12}")
 # pytest keeps the folders of its last sessions on purpose.
 _KEPT_ON_PURPOSE = "pytest-of-"
 
@@ -66,9 +67,10 @@ class Left:
 def shape(name: str) -> str:
     """Return a name without what differs between two runs: numbers, and the random part of temporary names."""
     if name.startswith("/"):
+        name = _UUID.sub("0", name)
         # tempfile puts eight random letters, digits or underscores at the end.
         found = _TEMPORARY.fullmatch(name)
-        return found[1] if found else re.sub(r"\d+", "0", name)
+        return re.sub(r"\d+", "0", found[1] + found[2] if found else name)
     return re.sub(r"0x[0-9a-f]+|\d+", "0", name)
 
 

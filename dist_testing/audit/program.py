@@ -15,6 +15,7 @@ from typing import NoReturn
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import ReportError, UsageError
 from dist_testing.core.process.lifetime import become_subreaper, check_platform
+from dist_testing.report.pipe import into_pipe
 from dist_testing.report.words import printable
 
 _WRONG_COMMAND = 2
@@ -73,7 +74,7 @@ def run_program(
                 signal.signal(number, _interrupt)
         # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
         folder = tempfile.mkdtemp(prefix="da-")
-        return run(given, command, Path(folder))
+        return into_pipe(lambda: run(given, command, Path(folder)))
     except KeyboardInterrupt:
         print(f"{name}: interrupted; all processes of the suite have been ended", file=sys.stderr)
         return _INTERRUPTED

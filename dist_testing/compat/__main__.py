@@ -24,7 +24,8 @@ from dist_testing.core.session.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
 # A file that calls nothing with such a name runs no test: run_tests(), unittest.main(), TextTestRunner(), mp.spawn().
-_RUNS_TESTS = re.compile("run|main|^spawn$", re.IGNORECASE)
+# Not RuntimeError(), remainder() or trunc().
+_RUNS_TESTS = re.compile("(?<![a-z])(run(?!time)|main(?!t))|Run(?!time)|Main(?!t)|^spawn$")
 
 
 def main() -> None:
@@ -68,9 +69,15 @@ def main() -> None:
 
 
 def _calls(path: Path) -> set[str]:
-    """Return the names, without their modules, of what a file calls."""
-    called = [node.func for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
-    return {getattr(name, "attr", getattr(name, "id", "")) for name in called}
+    """Return the names, without their modules, of what a file calls outside its classes, whose methods are tests."""
+    called: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_bytes())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Call):
+            called.add(getattr(node.func, "attr", getattr(node.func, "id", "")))
+        pending += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.ClassDef)]
+    return called
 
 
 if __name__ == "__main__":

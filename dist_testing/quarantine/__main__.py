@@ -9,6 +9,7 @@ written.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from dist_testing.quarantine.rows import (
     Row,
     RowFinder,
     is_pattern,
+    is_version_in,
     read_rows,
     read_text,
     row_text,
@@ -31,9 +33,10 @@ from dist_testing.quarantine.rows import (
 )
 from dist_testing.report.facts import ended
 from dist_testing.report.files import write_text
-from dist_testing.report.flakes import Flake, measured, votes
+from dist_testing.report.flakes import WHOLE, Flake, measured, votes
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
+from dist_testing.report.pipe import into_pipe
 from dist_testing.report.words import one_line, percent
 
 # Days until a proposed row expires.
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        return into_pipe(lambda: int(options.run(options)))
     except (ReportError, UsageError) as error:
         sys.stderr.write(f"quarantine: {error}\n")
         return 2
@@ -116,6 +119,7 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
     """
     nodeids = _nodeids(report)
     finder = RowFinder(rows)
+    of_threads = {case.name for run in report.runs for case in run.cases if case.isolation == "thread"}
     proposed = set()
     for flake in measured(votes(report, same_inputs=same_inputs)):
         nodeid = nodeids.get(flake.case)
@@ -123,11 +127,15 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             continue
         statistics = _statistics(flake)
         if nodeid is None:
-            name = one_line(flake.case)
-            yield f"# {name}: {statistics}; no such test file is here: run this in the root of the project"
+            why = "no such test file is here: run this in the root of the project"
+            if flake.case == WHOLE:
+                why = "no case says why, and a row is for cases"
+            yield f"# {one_line(flake.target, flake.case)}: {statistics}; {why}"
             continue
+        # Threads are not of the run's backend.
+        backend = "" if flake.case in of_threads else flake.backend
         # A test without ranks has neither.
-        place = {"backend": flake.backend, "world_size": flake.world_size} if flake.world_size else {}
+        place = {"backend": backend, "world_size": flake.world_size} if flake.world_size else {}
         if (key := (nodeid, *place.values())) in proposed:
             # Another target has the same case.
             continue
@@ -157,13 +165,16 @@ def healed(report: Report, rows: Sequence[Row], passes: int) -> Iterator[tuple[R
     in_a_row: dict[tuple[Row, str], int] = defaultdict(int)
     begun = [report.invocations[run.invocation].began_wall_s or run.began_wall_s or 0.0 for run in report.runs]
     for _, run in sorted(zip(begun, report.runs, strict=True), key=lambda one: one[0]):
-        for case in run.cases:
+        # The result in a cache is that of an earlier run.
+        for case in () if run.cached else run.cases:
             nodeid = nodeids.get(case.name, "")
             status = ended(case)
             for row in dict.fromkeys(row for _, row in finder.find(nodeid)):
                 told = ((row.conditions.backend, run.backend), (row.conditions.world_size, case.world_size))
                 # Some records do not tell them.
                 is_for_it = all(wanted is None or not found or wanted == found for wanted, found in told)
+                if (bounds := row.conditions.torch) and (version := run.versions.get("torch")):
+                    is_for_it &= is_version_in(version, bounds)
                 if status != "skipped" and is_for_it:
                     in_a_row[row, nodeid] = in_a_row[row, nodeid] + 1 if status == "passed" else 0
     for (row, nodeid), count in in_a_row.items():
@@ -185,9 +196,10 @@ def _nodeid_of(case: CaseRecord) -> str:
     head, bracket, parameters = case.name.partition("[")
     parts = head.split(".")
     for end in range(len(parts) - 1, 0, -1):
-        path = Path(*parts[:end]).with_suffix(".py")
-        if path.is_file():
-            return "::".join([str(path), *parts[end:]]) + bracket + parameters
+        path = f"{'/'.join(parts[:end])}.py"
+        # Not `Path.is_file`: any program may have written the name, which may be too long for a path.
+        if os.path.isfile(path):
+            return "::".join([path, *parts[end:]]) + bracket + parameters
     return ""
 
 

@@ -113,6 +113,14 @@ class Quarantine:
         """Note what was collected."""
         self._collected.add(report)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> Generator[None, bool | None, bool | None]:
+        """Note what an option or a conftest leaves out."""
+        is_ignored = yield
+        if is_ignored:
+            self._collected.leave_out(collection_path)
+        return is_ignored
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         """Note that reports are of sub-tests, until the call has ended."""
@@ -234,20 +242,30 @@ class Collected:
         self._is_bazel = SPEC_KEY in config.stash
         # With --lf, pytest leaves out tests of a file while it collects the file.
         self._is_partial = bool(config.getoption("lf", False))
-        if config.args_source is config.ArgsSource.TESTPATHS:
-            self._asked = [self._root]
-        else:
-            folder = config.invocation_params.dir
-            asked = [folder / argument for argument in map(str, config.args) if "::" not in argument]
-            # Without the "..".
-            self._asked = [Path(os.path.abspath(path)) for path in asked]
+        # What the ini file names is all that a pattern of more folders can mean.
+        self._asks_for_all = config.args_source is config.ArgsSource.TESTPATHS
+        folder = config.invocation_params.dir
+        asked = [folder / argument for argument in map(str, config.args) if "::" not in argument]
+        # Without the "..".
+        self._asked = [Path(os.path.abspath(path)) for path in asked]
         self._whole: set[str] = set()
-        # Files with a part that failed or was skipped as a whole.
+        # Files with a part that failed or was skipped as a whole, or that are left out.
         self._broken: set[str] = set()
+        # Folders that --ignore or a conftest leaves out of this session, with "/" at the end.
+        self._left_out: set[str] = set()
+        self._never = ["__pycache__", *config.getini("norecursedirs")]
 
     def add(self, report: pytest.CollectReport) -> None:
         """Note a file, a class or a folder that was collected."""
         (self._whole if report.passed else self._broken).add(report.nodeid.partition("::")[0])
+
+    def leave_out(self, path: Path) -> None:
+        """Note a file or a folder that this session leaves out, and not each session of the project."""
+        name = os.path.relpath(path, self._root)
+        if not path.is_dir():
+            self._broken.add(name)
+        elif not any(map(path.match, self._never)):
+            self._left_out.add(f"{name}/")
 
     def is_judged(self, case: str) -> bool:
         """Return whether the session would have a case that fits an entry, if there was one.
@@ -260,15 +278,20 @@ class Collected:
             return False
         if is_pattern(file):
             files = pattern_of(file)
-            folder = _BEFORE_WILDCARD.match(file)
-            return self._is_asked(folder[0] if folder else "") and not any(map(files.fullmatch, self._broken))
+            found = _BEFORE_WILDCARD.match(file)
+            folder = found[0] if found else ""
+            if any(out.startswith(folder) or folder.startswith(out) for out in self._left_out):
+                return False
+            return self._is_asked(folder) and not any(map(files.fullmatch, self._broken))
         if not self._is_bazel and not (self._root / file).exists():
             return True
         return file in self._whole - self._broken and self._is_asked(file)
 
     def _is_asked(self, name: str) -> bool:
         path = self._root / name
-        return any(path.is_relative_to(asked) for asked in self._asked)
+        return any(
+            path.is_relative_to(asked) or (self._asks_for_all and asked.is_relative_to(path)) for asked in self._asked
+        )
 
 
 def _is_of_the_case(call: pytest.CallInfo[None], report: pytest.TestReport) -> bool:

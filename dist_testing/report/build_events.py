@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.model import InvocationRecord, RunFiles, RunRecord, bounded
-from dist_testing.report.result_xml import seconds_in
+from dist_testing.report.result_xml import seconds_in, time_in
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
@@ -167,9 +166,9 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
             facts["identifier"] = str(started.get("uuid", ""))
             facts["command"] = f"bazel {started.get('command') or 'test'}"
             facts["version"] = str(started.get("buildToolVersion", ""))
-            facts["began_wall_s"] = _time(started.get("startTime", ""))
+            facts["began_wall_s"] = time_in(started.get("startTime", ""))
         elif "finished" in event:
-            ended_s = _time(event["finished"].get("finishTime", ""))
+            ended_s = time_in(event["finished"].get("finishTime", ""))
             exit_code = event["finished"].get("exitCode", {})
             facts["exit_code"] = int(exit_code.get("code", 0))
             facts["exit_name"] = str(exit_code.get("name", ""))
@@ -216,14 +215,6 @@ def _option(event: Mapping[str, Any], start: str) -> str:
     return ""
 
 
-def _time(text: object) -> float | None:
-    """Return a time in seconds since 1970; None if the text is none."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except (OverflowError, ValueError):
-        return None
-
-
 def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _OutputFinder) -> Attempt:
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
@@ -243,7 +234,7 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
         cached=cached,
         strategy="" if cached else str(execution.get("strategy", "")),
         host=str(execution.get("hostname", "")),
-        began_wall_s=_time(result.get("testAttemptStart", "")),
+        began_wall_s=time_in(result.get("testAttemptStart", "")),
         duration_s=seconds_in(str(result.get("testAttemptDuration", "")).removesuffix("s")),
         has_results=False,
         files=RunFiles(xml, (), archive, folder, paths.get("test.log")),

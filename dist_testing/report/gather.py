@@ -219,6 +219,7 @@ class _Gathering:
             run = RunRecord(
                 suite.name if is_label(suite.name) else shown,
                 invocation=len(self._invocations) - 1,
+                began_wall_s=suite.began_wall_s,
                 duration_s=sum(case.duration_s for case in suite.cases),
                 cases=tuple(suite.cases),
             )

@@ -3,7 +3,8 @@
 Each of the RESULTS is what one job has left: a file in JUnit's format, of any runner, a file of build events, an event
 stream, or a folder with such files.
 
-Exit status: 0 if some job has run each case; 1 if a case ran in no job; 2 if a result cannot be read, or has no case.
+Exit status: 0 if some job has run each case, except for those that a quarantine file skips; 1 if a case ran in no job;
+2 if a result cannot be read, or has no case.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _OF_FILES = ("collection failure", "collection skipped")
 _MAX_REASON_CHARS = 300
 # In the message of a case that failed because its hardware is missing, between its name and the reason.
 _MISSING = "hardware missing: "
+
+# The property and the reason of a case that a quarantine file skips. One that skips itself has only the property.
+_QUARANTINED = ("quarantine", "skipped"), "quarantined: "
 
 # Name of a case, or of a file that was not collected, to the reason why it did not run; "" if it ran.
 Job = Mapping[str, str]
@@ -60,17 +64,20 @@ def run(options: argparse.Namespace) -> int:
     """
     paths = options.results
     problems: list[str] = []
-    jobs = {name: _read_job(path, problems) for name, path in zip(job_names(paths), paths, strict=True)}
+    quarantined: set[str] = set()
+    jobs = {name: _read_job(path, problems, quarantined) for name, path in zip(job_names(paths), paths, strict=True)}
     listed = [case for path in options.cases for case in _listed_cases(path)]
     found = nowhere(jobs, listed)
     for name, job in jobs.items():
         ran = sum(not reason for reason in job.values())
         print(f"{one_line(name)}: has run {ran} of {plural(len(job), 'case')}")
     count = len({*listed, *(case for job in jobs.values() for case in job)})
-    print(f"{len(found)} of {plural(count, 'case')} ran in no job")
+    known = len(quarantined & found.keys())
+    more = f", {known} of them quarantined" if known else ""
+    print(f"{len(found)} of {plural(count, 'case')} ran in no job{more}")
     for line in _lines(found, list(jobs)):
         print(line)
-    return 2 if problems else 1 if found else 0
+    return 2 if problems else 1 if len(found) > known else 0
 
 
 def job_names(paths: Sequence[Path]) -> list[str]:
@@ -92,8 +99,11 @@ def job_names(paths: Sequence[Path]) -> list[str]:
     )
 
 
-def _read_job(path: Path, problems: list[str]) -> Job:
-    """Return the cases of a job; print what cannot be read, and add it to `problems`."""
+def _read_job(path: Path, problems: list[str], quarantined: set[str]) -> Job:
+    """Return the cases of a job. Print what cannot be read, and add it to `problems`.
+
+    Add the cases that a quarantine file skips to `quarantined`.
+    """
     report = gather([path], is_brief=True)
     cases = [case for run in report.runs for case in run.cases]
     told = [f"{problem.subject}: {clean(problem.text)}" for problem in report.problems]
@@ -104,6 +114,8 @@ def _read_job(path: Path, problems: list[str]) -> Job:
             "The job has collected none, or all of its cases were deselected.\n"
             "Run the job again, or leave its results out."
         )
+    by_row, reason = _QUARANTINED
+    quarantined |= {case.name for case in cases if by_row in case.properties and case.message.startswith(reason)}
     problems += told
     for problem in told:
         sys.stderr.write(f"report: {problem}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,7 +50,12 @@ def read_xml(path: Path) -> list[XmlSuite]:
     # Some runners, such as Node's, write a case that is in no suite directly below the root.
     alone = [root] if root.tag == "testsuites" and root.find("testcase") is not None else []
     return [
-        XmlSuite(suite.get("name", ""), tuple(map(_read_case, suite.findall("testcase"))), _read_properties(suite))
+        XmlSuite(
+            suite.get("name", ""),
+            tuple(map(_read_case, suite.findall("testcase"))),
+            _read_properties(suite),
+            time_in(suite.get("timestamp", "")),
+        )
         for suite in (*alone, *root.iter("testsuite"))
     ]
 
@@ -101,6 +107,14 @@ def _status(tag: str, message: str, cause: str, is_expected: bool) -> Status:
 def seconds_in(text: str) -> float:
     """Return a duration that any program may have written; 0 if it is none."""
     return bounded(float(text)) if _SECONDS.fullmatch(text) else 0.0
+
+
+def time_in(text: object) -> float | None:
+    """Return a time in seconds since 1970; None if the text is none. Without a zone it is of this machine's."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (OverflowError, ValueError):
+        return None
 
 
 def _read_properties(element: ElementTree.Element) -> tuple[tuple[str, object], ...]:

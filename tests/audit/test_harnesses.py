@@ -92,6 +92,13 @@ def test_a_dead_worker_of_a_pool_costs_the_whole_limit_and_the_session(tmp_path:
     assert done.holes("test_meets") == {"kill": ["slow", "ended_harness"]}, done.output
 
 
+def test_a_case_that_is_tried_again(tmp_path: Path) -> None:
+    """If this fails, each fault in a suite with retries is a hole, because the second try passes without it."""
+    done = audit(tmp_path, ["--faults=raise,kill"], suite("-p", "retried_suite", HARNESSES / "retried_suite.py"))
+    assert done.exit_status == 0, done.output
+    assert "no holes: 2 faults in 1 case" in done.output
+
+
 def test_ranks_that_are_threads_of_the_harness(tmp_path: Path) -> None:
     """A fault that ends the process of a rank ends the harness."""
     done = audit(tmp_path, ["--faults=exit0,kill,return"], suite(HARNESSES / "threads_suite.py"))

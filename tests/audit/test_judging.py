@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from dist_testing.audit.command import Left, Ran, shape
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult, judge, ranks_named
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.program import show
+from dist_testing.audit.program import parser_for, run_program, show
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
 from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check
@@ -52,10 +54,17 @@ def test_ranks_of_a_report(text: str, ranks: tuple[int, ...]) -> None:
     [
         ("/tmp/tmpa1b2c3d4", "/tmp/tmpzzzz_999", True),
         ("/tmp/suiten_6akvbv", "/tmp/suitex1y2z3w4", True),
+        ("/tmp/tmpa1b2c3d4.safetensors", "/tmp/tmpzzzz_999.safetensors", True),
+        ("/tmp/checkpoint.tmp_a1b2c3d4", "/tmp/checkpoint.tmp_zzzz_999", True),
+        ("/tmp/job-99-a1b2c3d4", "/tmp/job-100-zzzz_999", True),
+        ("/tmp/server_99_socket", "/tmp/server_100_socket", True),
+        ("/tmp/3f2504e0-4f89-11d3-9a0c-0305e82c3301", "/tmp/7c9e6679-7425-40de-944b-e07fc1f90ae7", True),
+        ("/tmp/ipc-3f2504e04f8911d39a0c0305e82c3301", "/tmp/ipc-7c9e6679742540de944be07fc1f90ae7", True),
         ("/dev/shm/torch_99_123456_0", "/dev/shm/torch_100001_7_12", True),
         ("python -c sleep 11", "python -c sleep 7", True),
         ("/tmp/tmpa1b2c3d4", "/tmp/storea1b2c3d4", False),
         ("/tmp/tmpa1b2c3d4", "/dev/shm/tmpa1b2c3d4", False),
+        ("/tmp/tmpa1b2c3d4.json", "/tmp/tmpa1b2c3d4.lock", False),
     ],
 )
 def test_things_left_behind_are_compared_without_random_parts(one: str, other: str, alike: bool) -> None:
@@ -214,6 +223,19 @@ def test_texts_of_a_suite_are_escaped(capsys: pytest.CaptureFixture[str]) -> Non
     told = capsys.readouterr().out.splitlines()
     assert not [line for line in told if re.search("[\x00-\x1f\u202e]", line)]
     assert told[-1] == "3 holes: 1 fault in 1 case, 9.00 s"
+
+
+def test_names_that_the_output_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, an audit of an hour ends in a traceback before its JSON is written."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+
+    def run(*_: object) -> int:
+        show(["\N{SNOWMAN}"])
+        return 1
+
+    assert run_program(parser_for("audit", None), ["--", "true"], run) == 1
+    assert output.buffer.getvalue() == b"\\u2603\n"
 
 
 def test_the_schema_knows_every_name() -> None:

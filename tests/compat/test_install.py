@@ -239,7 +239,9 @@ def test_a_command_line_without_a_file_is_refused(starter: Starter, tmp_path: Pa
 
 def test_a_file_that_runs_no_test_is_an_error(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a file without `run_tests()` at its end passes in CI although none of its tests ran."""
-    ended = run_file(starter, tmp_path, _FILE.replace("        run_tests()", "        pass  # run_tests()"))
+    # What a test calls runs no tests, and no name such as RuntimeError does.
+    source = _FILE.replace("super().setUp()", "super().setUp(), self.run_subtests()", 1)
+    ended = run_file(starter, tmp_path, source.replace("        run_tests()", "        RuntimeError('run_tests()')"))
     assert ended.code == 1
     assert "NOTHING RAN: test_file.py calls neither run_tests() nor unittest.main()." in ended.log
     # A build of torch with CUDA says so on a machine without a GPU.

@@ -231,6 +231,20 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
         run = run_pytest(starter, tmp_path, *given, chosen)
         assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
         assert stale in run.failures()["toml::row 2"]
+    # A job without GPUs leaves their folder out.
+    (tmp_path / "gpu" / "__pycache__").mkdir(parents=True)
+    write_file(tmp_path, "gpu/test_c.py", "def test_four():\n    assert False\n")
+    of_gpus = (_row('"gpu/*"'), _row('"gpu/test_?.py::test_four"', 'torch = "<1"'), _row('"*::test_gone"'))
+    (tmp_path / "quarantine.toml").write_text(_quarantine(*of_gpus), encoding="utf-8")
+    for left_out in ("gpu", "gpu/test_c.py"):
+        run = run_pytest(starter, tmp_path, *given, f"--ignore={left_out}")
+        assert run.code == pytest.ExitCode.OK, run.log
+    run = run_pytest(starter, tmp_path, *given, "-o", "norecursedirs=other")
+    assert list(run.failures()) == ["toml::row 3"]
+    # A path of the ini file is no argument for other folders.
+    of_folders = (_row('"gpu/*"'), _row('"other/*"'), _row('"*::test_gone"'))
+    (tmp_path / "quarantine.toml").write_text(_quarantine(*of_folders), encoding="utf-8")
+    assert list(run_pytest(starter, tmp_path, *given, "-o", "testpaths=gpu").failures()) == ["toml::row 3"]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,16 @@ def test_a_matrix_that_runs_every_case(tmp_path: Path, capsys: pytest.CaptureFix
         main(["ran-nowhere"])
     assert caught.value.code == 2
     assert "RESULTS" in capsys.readouterr().err
+    # A quarantine file has accepted that a case does not run.
+    row = '<properties><property name="quarantine" value="skipped"/></properties>'
+    three = _write(tmp_path / "3.xml", _case("test_c", row + _SKIPPED.format("quarantined: fills the disk", "")))
+    assert main(["ran-nowhere", str(one), str(two), str(three)]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 3 cases ran in no job, 1 of them quarantined\n\ntests.test_a.test_c\n" in told
+    # Not if it skips itself.
+    _write(three, _case("test_c", row + _SKIPPED.format("no GPU", "")))
+    assert main(["ran-nowhere", str(one), str(two), str(three)]) == 1
+    capsys.readouterr()
     # A folder is one job, with a file for each target and shard.
     _write(tmp_path / "testlogs" / "a" / "shard_1_of_2" / "test.xml", _case("test_a"))
     _write(tmp_path / "testlogs" / "a" / "shard_2_of_2" / "test.xml", _skipped("test_b", "no"))

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
+import os
+import re
+import signal
+import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,7 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.event_file import EventFile
 from dist_testing.quarantine import __main__ as command
 from dist_testing.quarantine.rows import Conditions, RowFinder, is_version_in, read_rows, rows_in, without_rows
+from dist_testing.report.model import InvocationRecord, Report, RunRecord
 from tests.support.results import refusal
 
 _FILE = Path("quarantine.toml")
@@ -209,7 +216,7 @@ def test_prune_keeps_all_other_text(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no row has expired" in capsys.readouterr().out
 
 
-def _write_runs(folder: Path, statuses: str) -> list[str]:
+def _write_runs(folder: Path, statuses: str, isolation: str = "fork") -> list[str]:
     """Write an event file for each letter: p for a pass, f for a failure, q for one that is quarantined."""
     names = []
     for number, letter in enumerate(statuses):
@@ -222,6 +229,7 @@ def _write_runs(folder: Path, statuses: str) -> list[str]:
             {"p": "passed", "f": "failed", "q": "xfailed"}[letter],  # type: ignore[arg-type]
             "test_a.py::test_x",
             world_size=2,
+            isolation=isolation,
             cause="" if letter == "p" else "crash",
             properties=quarantined,
         )
@@ -250,6 +258,38 @@ def test_propose_writes_a_row_with_its_statistics(tmp_path: Path, capsys: pytest
     file.write_text(_file(), encoding="utf-8")
     assert command.main(["propose", "--same-inputs", "--file", str(file), *runs]) == 0
     assert "[[row]]" not in capsys.readouterr().out
+    # Ranks that are threads have a backend of their own, for which no row of the run's backend is.
+    assert command.main(["propose", "--same-inputs", *_write_runs(tmp_path, "pf", "thread")]) == 0
+    assert re.findall("backend|world_size = 2", capsys.readouterr().out) == ["world_size = 2"]
+    # No row can name a target that only Bazel has failed.
+    ended = (RunRecord("//:a", run=number, status=status) for number, status in enumerate(("PASSED", "TIMEOUT")))
+    (told,) = command.proposals(
+        Report((InvocationRecord("events.json"),), tuple(ended)), (), date.today(), same_inputs=True
+    )
+    assert told.startswith("# //:a (the target as a whole): 1 of 2 runs failed, ")
+    assert told.endswith("; no case says why, and a row is for cases")
+
+
+def test_check_reads_xml_of_any_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, a test of a shell script ends the command by a traceback, or a row goes whose case fails now."""
+    monkeypatch.chdir(tmp_path)
+    Path("tests").mkdir()
+    Path("tests/test_a.py").touch()
+    Path("quarantine.toml").write_text(_file(("test_a.py", "tests/test_a.py")), encoding="utf-8")
+    names = ("./build/run.sh", "/.hidden", f"tests.{'a sentence ' * 30}.of words", "tests.test_a.test_x")
+    cases = "".join(f'<testcase name="{name}"/>' for name in names)
+    Path("run-9.xml").write_text(f'<testsuite timestamp="2026-11-09T23:00:00Z">{cases}</testsuite>', encoding="utf-8")
+    given = ["check", "quarantine.toml", "--passes", "1", "--results", "."]
+    assert command.main(given) == 1
+    assert "tests/test_a.py::test_x has passed its last 1 recorded runs" in capsys.readouterr().out
+    # The last run is that with the latest time.
+    failed = '<testcase name="tests.test_a.test_x"><failure/></testcase>'
+    Path("run-10.xml").write_text(
+        f'<testsuite timestamp="2026-11-10T00:30:00+01:00">{failed}</testsuite>', encoding="utf-8"
+    )
+    assert command.main(given) == 0
 
 
 @pytest.mark.parametrize(("statuses", "is_told"), [("qppp", True), ("ppqp", False), ("pp", False)])
@@ -274,3 +314,29 @@ def test_check_tells_rows_that_must_go(
     gone, expired = sorted(capsys.readouterr().out.splitlines(), key=lambda line: "expired" in line)
     assert "there is no file test_a.py here; owner comms" in gone
     assert "has expired on 2020-01-31: flaky; owner comms, https://example.org/1" in expired
+
+
+@pytest.mark.parametrize("other", [{"cached": "remote"}, {"versions": {"torch": "2.15.0"}}, {"backend": "nccl"}])
+def test_a_case_is_not_healed_by_runs_that_tell_nothing_about_its_row(other: dict[str, Any]) -> None:
+    """If this fails, a nightly build without a change, or the job with another torch, has a row removed too early."""
+    (row,) = rows_in(_file() + 'torch = "<2.15"\nbackend = "gloo"\n', _FILE)
+    case = CaseRecord("test_a.test_x", "passed", "test_a.py::test_x", world_size=2)
+    run = RunRecord("//:a", backend="gloo", versions={"torch": "2.14.0"}, cases=(case,))
+    for passes, is_healed in ((1, True), (2, False)):
+        report = Report((InvocationRecord("events.json"),), (run, replace(run, **other)))
+        assert bool(list(command.healed(report, (row,), passes))) == is_healed
+
+
+def test_its_output_may_have_no_reader_and_no_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `check | head` or a terminal without UTF-8 shows a traceback, and not which row has expired."""
+    file = tmp_path / "quarantine.toml"
+    file.write_text(_file(("2999", "2020"), ("flaky", "\N{SNOWMAN}")), encoding="utf-8")
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert command.main(["check", str(file)]) == 1
+    assert b"has expired on 2020-01-31: \\u2603;" in output.buffer.getvalue()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert command.main(["check", str(file)]) == 128 + signal.SIGPIPE

@@ -14,7 +14,7 @@ from bazel_process import command_parser
 
 from dist_testing.core.bazel.timings import SCHEMA, Timings, read_timings
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.facts import ledger
+from dist_testing.report.facts import final_runs, ledger
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from dist_testing.report.words import printable
@@ -65,7 +65,8 @@ def ran_nothing(arguments: Sequence[str]) -> int:
     A target whose cases were all skipped is green, although it tests nothing. The list gives the skip reasons. With
     build events it also lists the targets that Bazel has skipped as incompatible; these are correct.
 
-    Exit status: 0 if no target ran nothing, 1 if one did, 2 if the results cannot be read.
+    Exit status: 0 if no target ran nothing, 1 if one did, 2 if the results cannot be read, also those of one target
+    that has not failed.
     """
     parser = command_parser("ran-nothing", ran_nothing.__doc__)
     parser.add_argument(
@@ -76,11 +77,14 @@ def ran_nothing(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        found = list(map(printable, _idle_lines(read_results(given.results))))
+        report = read_results(given.results)
     except ReportError as error:
         sys.stderr.write(f"ran-nothing: {error}\n")
         return 2
+    found = list(map(printable, _idle_lines(report)))
     print("\n".join(found))
+    if any(not run.has_results and not run.is_bad for run in final_runs(report)):
+        return 2
     return 0 if found[0].startswith("0 of") else 1
 
 

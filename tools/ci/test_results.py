@@ -126,9 +126,13 @@ def test_a_target_ran_nothing_if_none_of_its_runs_ran_a_case(
 
 
 def test_missing_results_have_a_status_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """CI must not take a wrong path for idle targets."""
+    """CI must not take a wrong path for idle targets, nor results that it cannot see for targets that ran a case."""
     assert ran_nothing([str(tmp_path)]) == 2
     assert "the folder has no results in it" in capsys.readouterr().err
+    for status, code in (("PASSED", 2), ("FAILED", 0)):
+        result = {"id": {"testResult": {"label": "//a:a"}}, "testResult": {"status": status}}
+        assert ran_nothing([str(_write_events(tmp_path / "events.json", result, _LAST))]) == code
+        assert "//a:a: its results cannot be read" in capsys.readouterr().out
 
 
 def _timings(folder: Path, *options: str) -> dict[str, dict[str, float]]:

@@ -72,6 +72,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
     record.begin_case("", "")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have the fault come in each try: plug-ins try a case again, and a try without the fault would pass."""
+    record.release_fault()
+
+
 @pytest.hookimpl(hookwrapper=True, trylast=True)
 def pytest_pyfunc_call() -> Generator[None, Any, None]:
     """Make the test function leavable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -114,10 +115,18 @@ def _read_case() -> Case:
 def claim_fault() -> bool:
     """Return whether this process may plant the fault: only the first of all processes may."""
     try:
-        os.close(os.open(os.path.join(_folder, "planted"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(os.path.join(_folder, "claimed"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        # It stays for the audit, which looks when the first fault has come.
+        os.close(os.open(os.path.join(_folder, "planted"), os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         return False
     return True
+
+
+def release_fault() -> None:
+    """Have the fault come again, if it has come."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(_folder, "claimed"))
 
 
 def _case_file() -> str:

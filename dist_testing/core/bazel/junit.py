@@ -26,6 +26,7 @@ class XmlSuite:
     name: str
     cases: Sequence[CaseRecord]
     properties: Sequence[tuple[str, object]] = ()
+    began_wall_s: float | None = None  # wall clock at its begin; None if the file does not tell it
 
 
 def tag_of(case: CaseRecord) -> str:
