@@ -13,12 +13,16 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+
+# First: it imports torch so that Ctrl-C ends the run.
+from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
+
+# isort: split
 import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from dist_testing.adopt.as_process import run_as_process, set_root
-from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.adopt.processes import Watch, install_processes
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
