@@ -32,6 +32,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.run import CallWorld
+from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -48,6 +49,12 @@ _contexts: list[RanksContext] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Tell processes where the suite is."""
     set_root(str(config.rootpath))
+
+
+def pytest_unconfigure() -> None:
+    """Remove the ranks of fixtures that have not waited for them."""
+    for context in list(_contexts):
+        context.close()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -107,6 +114,7 @@ class RanksContext:
         self._world = world
         self._running = world.start()
         self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
+        self.is_of_test = Watch.active() is not None  # else a fixture has made the ranks, and ends them
         self._error: BaseException | None = None
         self._is_over = False
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
@@ -163,12 +171,12 @@ class RanksContext:
 
 
 def open_contexts() -> list[RanksContext]:
-    """Return the contexts of this process that have not been waited for; end those of daemons."""
+    """Return the contexts that the test has not waited for, outside ranks; end those of daemons."""
     if is_rank():
         return []
-    for context in [context for context in _contexts if context.is_daemon]:
+    for context in [context for context in _contexts if context.is_daemon and context.is_of_test]:
         context.close()
-    return list(_contexts)
+    return [context for context in _contexts if context.is_of_test]
 
 
 def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | None]:
@@ -203,7 +211,9 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         if start_method != "fork":
             # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
             share_memory(args)
-        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
+        # The ranks of a fixture live as long as the fixture.
+        limit_s = None if join or Watch.active() is not None else NO_LIMIT_S
+        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, limit_s, subject=subject)
         if not join:
             return RanksContext(world, daemon=daemon)
         with world:

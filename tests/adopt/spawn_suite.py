@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import unittest
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,27 @@ def test_late_item(by_thread: bool) -> None:
         threading.Thread(target=_puts_late, args=(items,)).start()
     assert items.get() == "late"
     assert process.exitcode == 0
+
+
+def _adds(rank: int, given: Any, sums: Any) -> None:
+    while (number := given.get()) is not None:
+        sums.put(number + 1)
+
+
+@pytest.fixture(scope="module")
+def adder() -> Iterator[tuple[Any, Any]]:
+    context = mp.get_context("spawn")
+    given, sums = context.Queue(), context.Queue()
+    ranks = mp.spawn(_adds, (given, sums), nprocs=1, join=False)
+    yield given, sums
+    given.put(None)
+    assert ranks.join()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_fixture_has_ranks(adder: tuple[Any, Any], number: int) -> None:
+    adder[0].put(number)
+    assert adder[1].get(timeout=50) == number + 1
 
 
 def test_teardown_ends_it(request: pytest.FixtureRequest) -> None:
