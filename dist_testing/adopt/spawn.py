@@ -113,12 +113,17 @@ class RanksContext:
     def __init__(self, world: CallWorld, *, daemon: bool) -> None:
         self._world = world
         self._running = world.start()
-        self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
+        self._is_daemon = daemon
         self.is_of_test = Watch.active() is not None  # else a fixture has made the ranks, and ends them
         self._error: BaseException | None = None
         self._is_over = False
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
         _contexts.append(self)
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the ranks end with the test, without a verdict: daemons, and ranks that the test ends itself."""
+        return self._is_daemon or any(handle.is_signalled for handle in self.processes)
 
     def pids(self) -> list[int]:
         """Return the process ids of the ranks, by rank."""
@@ -171,10 +176,10 @@ class RanksContext:
 
 
 def open_contexts() -> list[RanksContext]:
-    """Return the contexts that the test has not waited for, outside ranks; end those of daemons."""
+    """Return the contexts that the test has not waited for, outside ranks; end those that need no verdict."""
     if is_rank():
         return []
-    for context in [context for context in _contexts if context.is_daemon and context.is_of_test]:
+    for context in [context for context in _contexts if context.is_unjudged and context.is_of_test]:
         context.close()
     return [context for context in _contexts if context.is_of_test]
 

@@ -72,6 +72,10 @@ def _is_killed(rank: int) -> None:
         os.kill(os.getpid(), 9)
 
 
+def _waits(rank: int) -> None:
+    signal.pause()
+
+
 def _leaves(rank: int) -> None:
     sys.exit(0)
 
@@ -318,6 +322,13 @@ def adder() -> Iterator[tuple[Any, Any]]:
 def test_fixture_has_ranks(adder: tuple[Any, Any], number: int) -> None:
     adder[0].put(number)
     assert adder[1].get(timeout=50) == number + 1
+
+
+def test_ends_ranks_itself() -> None:
+    ranks = mp.spawn(_waits, nprocs=2, join=False)
+    for process in ranks.processes:
+        process.terminate()
+        process.join()
 
 
 def test_teardown_ends_it(request: pytest.FixtureRequest) -> None:
