@@ -69,20 +69,22 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """Remove the ranks of a test that has failed before it waited for them; judge the processes that still ran."""
     __tracebackhide__ = True
     watch = Watch.current
     try:
         result = yield
         if watch is not None:
-            watch.finish()
+            watch.finish(item)
         return result
+    except BaseException:
+        if watch is not None:
+            watch.close()
+        raise
     finally:
         for context in open_contexts():
             context.close()
-        if watch is not None:
-            watch.close()
 
 
 class _RanksError(CaseFailedError):

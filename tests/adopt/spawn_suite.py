@@ -345,6 +345,26 @@ def test_dies() -> None:
     mp.spawn(_is_killed, nprocs=2)
 
 
+@pytest.fixture(scope="class")
+def start_waiting() -> Iterator[Any]:
+    started = []
+
+    def start() -> Any:
+        started.append(mp.get_context("spawn").Process(target=signal.pause))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+
+
+class TestFactory:
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_factory_ends_it(self, start_waiting: Any, number: int) -> None:
+        assert start_waiting().is_alive()
+
+
 class MethodTest(unittest.TestCase):
     def test_method(self) -> None:
         sums = torch.zeros(2)

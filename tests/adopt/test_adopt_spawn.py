@@ -14,6 +14,7 @@ _RIGHT = """
     test_garbage_stays_in_its_process test_process_is_as_a_fresh_one test_process_has_arguments_by_pickle
     test_timeout_is_expected test_late_item[True] test_late_item[False] test_method
     test_fixture_has_ranks[1] test_fixture_has_ranks[2] test_ends_ranks_itself test_teardown_ends_it
+    test_factory_ends_it[1] test_factory_ends_it[2]
 """
 # Each test that fails, and what its report says.
 _WRONG = {
