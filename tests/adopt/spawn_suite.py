@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import unittest
+import warnings
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -322,6 +323,19 @@ def adder() -> Iterator[tuple[Any, Any]]:
 def test_fixture_has_ranks(adder: tuple[Any, Any], number: int) -> None:
     adder[0].put(number)
     assert adder[1].get(timeout=50) == number + 1
+
+
+def _warns(rank: int) -> None:
+    warnings.warn(f"warned by {rank}", stacklevel=1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_warns() -> None:
+    mp.spawn(_warns, nprocs=1)
+    process = mp.get_context("spawn").Process(target=_warns, args=(7,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_ends_ranks_itself() -> None:
