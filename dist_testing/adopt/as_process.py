@@ -7,11 +7,13 @@ finalisers and exit handlers.
 
 from __future__ import annotations
 
+import _warnings
 import gc
 import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing import popen_fork, process, reduction, util
 from multiprocessing.context import set_spawning_popen
@@ -45,9 +47,24 @@ def set_root(folder: str) -> None:
     _root[0] = os.path.join(folder, "")
 
 
+def _forget_test() -> None:
+    """Leave out what pytest and the test's process have set for themselves: exit handlers, filters of warnings."""
+    forget_handlers()
+    # The interpreter's own list. pytest applies the filters of the suite to a copy of it.
+    warnings.filters = _warnings.filters  # type: ignore[assignment]  # wrong in typeshed
+    # The rule that Python has without a filter; the call makes Python forget what it knew of the other list.
+    warnings.simplefilter("default", append=True)
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # the same arguments
+
+
+def _show_warning(*warning: Any) -> None:
+    """Print a warning as Python does, where pytest would record it."""
+    print(warnings.formatwarning(*warning[:4]), end="", file=sys.stderr)
+
+
 def run_as_process(call: Callable[[], _Value]) -> _Value:
     """Call a function on a rank, and end as a process of multiprocessing does. An error ends the rank at once."""
-    forget_handlers()
+    _forget_test()
     _process._children = set()
     _process.BaseProcess._after_fork()
     value = call()
@@ -142,7 +159,7 @@ class _Sent:
         """Be the process, and return its exit code."""
         # What is garbage in the test's process may rely on threads that a fork does not have. A collection can crash.
         gc.freeze()
-        forget_handlers()
+        _forget_test()
         try:
             one = self._read()
         except BaseException:

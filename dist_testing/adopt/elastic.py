@@ -14,12 +14,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# First: it imports torch so that Ctrl-C ends the run.
+from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
+
+# isort: split
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher import api
 
 from dist_testing.adopt.as_process import run_as_process
-from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.layout import Layout

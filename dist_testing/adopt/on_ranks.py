@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
+from dist_testing.core.engine.interrupts import raising_interrupt_again
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.environment import environment
@@ -18,6 +17,10 @@ from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
 from dist_testing.functions.run import CallWorld, call_spec
+
+# The command line names the adapters, so pytest imports them before it calls a hook.
+with raising_interrupt_again():
+    import torch
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

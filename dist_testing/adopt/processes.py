@@ -7,6 +7,7 @@ They stay processes of multiprocessing. A rank tells what no exit code shows: th
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing.connection
 import multiprocessing.context
 import os
@@ -89,7 +90,10 @@ class Watch:
         self._pid = os.getpid()
         self._is_over = False  # whether the block has ended
         self._threads = set(threading.enumerate())
-        self._started: list[_Started] = []
+        # With those that the fixtures of an earlier test may still end.
+        earlier, self._started = Watch.current, list[_Started]()
+        if earlier is not None and earlier._is_over and earlier._pid == self._pid:
+            self._started = earlier._started
 
     def __enter__(self) -> None:
         Watch.current = self
@@ -110,13 +114,22 @@ class Watch:
                 self._item.add_report_section("call", "processes", problems)
             self.close()
 
-    def finish(self) -> None:
-        """Wait, after the test's teardown, for the processes that are not judged, and fail if one has failed."""
+    def finish(self, item: Any) -> None:
+        """Wait, after the test's teardown, for the processes that are not judged, and fail if one has failed.
+
+        Those that still run stay for the next test, if a fixture of a wider scope may end them.
+        """
         __tracebackhide__ = True
+        may_end_later = _lives_on(item)
         for started in self._started:
-            if not started.is_judged:
+            if not started.is_judged and not may_end_later:
                 started.popen.wait()
         self._judge([])
+        running = [started for started in self._started if not started.is_judged and started.popen.poll() is None]
+        for started in running:
+            self._started.remove(started)
+        self.close()
+        self._started = running
 
     def close(self) -> None:
         """Forget the processes."""
@@ -218,6 +231,16 @@ class Watch:
         pipe = os.readlink(f"/proc/self/fd/{connection.fileno()}")
         others = (pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != self._pid)
         return any(pipe in _files_of(pid) for pid in others)
+
+
+def _lives_on(item: Any) -> bool:
+    """Whether a fixture that has given an object to the test has a wider scope, and code that runs at its end."""
+    known = getattr(item, "_fixtureinfo", None)
+    return known is not None and any(
+        inspect.isgeneratorfunction(fixture.func) and (fixture.cached_result or [None])[0] is not None
+        for definitions in known.name2fixturedefs.values()
+        for fixture in definitions
+    )
 
 
 def _files_of(pid: str) -> Collection[str]:

@@ -13,12 +13,16 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+
+# First: it imports torch so that Ctrl-C ends the run.
+from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
+
+# isort: split
 import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from dist_testing.adopt.as_process import run_as_process, set_root
-from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.adopt.processes import Watch, install_processes
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
@@ -28,6 +32,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.run import CallWorld
+from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -46,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     set_root(str(config.rootpath))
 
 
+def pytest_unconfigure() -> None:
+    """Remove the ranks of fixtures that have not waited for them."""
+    for context in list(_contexts):
+        context.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge, at the end of a test, the processes that the test itself has not judged."""
@@ -58,20 +69,22 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """Remove the ranks of a test that has failed before it waited for them; judge the processes that still ran."""
     __tracebackhide__ = True
     watch = Watch.current
     try:
         result = yield
         if watch is not None:
-            watch.finish()
+            watch.finish(item)
         return result
+    except BaseException:
+        if watch is not None:
+            watch.close()
+        raise
     finally:
         for context in open_contexts():
             context.close()
-        if watch is not None:
-            watch.close()
 
 
 class _RanksError(CaseFailedError):
@@ -102,11 +115,17 @@ class RanksContext:
     def __init__(self, world: CallWorld, *, daemon: bool) -> None:
         self._world = world
         self._running = world.start()
-        self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
+        self._is_daemon = daemon
+        self.is_of_test = Watch.active() is not None  # else a fixture has made the ranks, and ends them
         self._error: BaseException | None = None
         self._is_over = False
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
         _contexts.append(self)
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the ranks end with the test, without a verdict: daemons, and ranks that the test ends itself."""
+        return self._is_daemon or any(handle.is_signalled for handle in self.processes)
 
     def pids(self) -> list[int]:
         """Return the process ids of the ranks, by rank."""
@@ -159,12 +178,12 @@ class RanksContext:
 
 
 def open_contexts() -> list[RanksContext]:
-    """Return the contexts of this process that have not been waited for; end those of daemons."""
+    """Return the contexts that the test has not waited for, outside ranks; end those that need no verdict."""
     if is_rank():
         return []
-    for context in [context for context in _contexts if context.is_daemon]:
+    for context in [context for context in _contexts if context.is_unjudged and context.is_of_test]:
         context.close()
-    return list(_contexts)
+    return [context for context in _contexts if context.is_of_test]
 
 
 def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | None]:
@@ -199,7 +218,9 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         if start_method != "fork":
             # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
             share_memory(args)
-        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
+        # The ranks of a fixture live as long as the fixture.
+        limit_s = None if join or Watch.active() is not None else NO_LIMIT_S
+        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, limit_s, subject=subject)
         if not join:
             return RanksContext(world, daemon=daemon)
         with world:

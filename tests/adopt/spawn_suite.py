@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 import unittest
+import warnings
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,10 @@ def _exits(rank: int, code: int) -> None:
 def _is_killed(rank: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), 9)
+
+
+def _waits(rank: int) -> None:
+    signal.pause()
 
 
 def _leaves(rank: int) -> None:
@@ -298,6 +304,47 @@ def test_late_item(by_thread: bool) -> None:
     assert process.exitcode == 0
 
 
+def _adds(rank: int, given: Any, sums: Any) -> None:
+    while (number := given.get()) is not None:
+        sums.put(number + 1)
+
+
+@pytest.fixture(scope="module")
+def adder() -> Iterator[tuple[Any, Any]]:
+    context = mp.get_context("spawn")
+    given, sums = context.Queue(), context.Queue()
+    ranks = mp.spawn(_adds, (given, sums), nprocs=1, join=False)
+    yield given, sums
+    given.put(None)
+    assert ranks.join()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_fixture_has_ranks(adder: tuple[Any, Any], number: int) -> None:
+    adder[0].put(number)
+    assert adder[1].get(timeout=50) == number + 1
+
+
+def _warns(rank: int) -> None:
+    warnings.warn(f"warned by {rank}", stacklevel=1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_warns() -> None:
+    mp.spawn(_warns, nprocs=1)
+    process = mp.get_context("spawn").Process(target=_warns, args=(7,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_ends_ranks_itself() -> None:
+    ranks = mp.spawn(_waits, nprocs=2, join=False)
+    for process in ranks.processes:
+        process.terminate()
+        process.join()
+
+
 def test_teardown_ends_it(request: pytest.FixtureRequest) -> None:
     process = mp.get_context("spawn").Process(target=signal.pause)
     process.start()
@@ -310,6 +357,26 @@ def test_fails() -> None:
 
 def test_dies() -> None:
     mp.spawn(_is_killed, nprocs=2)
+
+
+@pytest.fixture(scope="class")
+def start_waiting() -> Iterator[Any]:
+    started = []
+
+    def start() -> Any:
+        started.append(mp.get_context("spawn").Process(target=signal.pause))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+
+
+class TestFactory:
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_factory_ends_it(self, start_waiting: Any, number: int) -> None:
+        assert start_waiting().is_alive()
 
 
 class MethodTest(unittest.TestCase):

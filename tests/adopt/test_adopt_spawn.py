@@ -13,7 +13,8 @@ _RIGHT = """
     test_exit_is_expected test_signal_is_expected test_leaves test_without_join test_processes test_threads_and_handlers
     test_garbage_stays_in_its_process test_process_is_as_a_fresh_one test_process_has_arguments_by_pickle
     test_timeout_is_expected test_late_item[True] test_late_item[False] test_method
-    test_teardown_ends_it
+    test_fixture_has_ranks[1] test_fixture_has_ranks[2] test_ends_ranks_itself test_teardown_ends_it
+    test_warns test_factory_ends_it[1] test_factory_ends_it[2]
 """
 # Each test that fails, and what its report says.
 _WRONG = {
@@ -40,7 +41,7 @@ def test_a_suite_has_the_verdicts_of_its_own_harness_except_its_holes(starter: S
     shutil.copy(Path(__file__).with_name("spawn_suite.py"), tmp_path / "test_suite.py")
     ended = _run(starter, tmp_path, "-rA")
     # What the ranks print is output of the test.
-    log = ["printed by 1", "(_exits_late) ended by exit code 3"]
+    log = ["printed by 1", "UserWarning: warned by 0", "UserWarning: warned by 7", "(_exits_late) ended by exit code 3"]
     ended.check(passed=_RIGHT, failed=" ".join(_WRONG), error="test_hole_after_the_end", log=log)
     failures = ended.failures()
     assert not [name for name, said in _WRONG.items() if said not in failures[name]], ended.log

@@ -230,7 +230,15 @@ def test_processes_that_a_plain_test_forks_are_no_runners(starter: Starter, tmp_
 
 
 @pytest.mark.parametrize(
-    ("number", "importer"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, "conftest.py")]
+    ("number", "importer"),
+    [
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, ""),
+        (signal.SIGINT, "conftest.py"),
+        (signal.SIGINT, "-pdist_testing.adopt.elastic"),
+        (signal.SIGINT, "-pdist_testing.adopt.spawn"),
+        (signal.SIGINT, "-pdist_testing.compat.pytest_install"),
+    ],
 )
 def test_a_signal_while_torch_is_imported(starter: Starter, tmp_path: Path, number: int, importer: str) -> None:
     """If this fails, a signal in the first seconds of a run sometimes has no effect, and ranks work without numpy."""
@@ -245,11 +253,12 @@ def test_a_signal_while_torch_is_imported(starter: Starter, tmp_path: Path, numb
         os.kill(os.getpid(), {number:d})
     """
     write_file(tmp_path, "numpy.py", numpy)
-    if importer:
+    if importer == "conftest.py":
         write_file(tmp_path, importer, "import torch")
     source = "import pytest\n@pytest.mark.distributed(world_size=2)\ndef test_it(world): ...\n"
     write_file(tmp_path, "test_cases.py", source)
-    ended = run_pytest(starter, tmp_path, "test_cases.py", fresh=True)
+    options = [importer] if importer.startswith("-p") else []
+    ended = run_pytest(starter, tmp_path, *options, "test_cases.py", fresh=True)
     # Before the session begins, pytest lets Python end by the signal.
     code = pytest.ExitCode.INTERRUPTED if not importer else -signal.SIGINT
     assert ended.code == code, ended.log

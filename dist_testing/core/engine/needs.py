@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from dist_testing.core.engine.interrupts import raising_interrupt_again
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.backends import Backend, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
@@ -84,7 +85,8 @@ def missing_need(spec: Spec, world_size: int, settings: Mapping[str, Any] = Mapp
 def import_torch() -> Any:
     """Return the module `torch.distributed`. Raise UsageError if it cannot be imported."""
     try:
-        import torch.distributed as dist
+        with raising_interrupt_again():
+            import torch.distributed as dist
     # A library of CUDA that is missing is an OSError.
     except (ImportError, OSError) as error:
         raise UsageError(

@@ -20,11 +20,13 @@ class RankHandle:
     Attributes:
         rank: Which rank.
         name: For messages.
+        is_signalled: Whether the rank has got a signal by this handle while it ran.
     """
 
     def __init__(self, running: RunningCase, rank: int) -> None:
         self.rank = rank
         self.name = f"rank {rank}"
+        self.is_signalled = False
         self._running: RunningCase | None = running
         self._pid: int | None = None
         self._outcome: RankOutcome | None = None
@@ -88,6 +90,7 @@ class RankHandle:
 
     def _signal(self, number: int) -> None:
         if self._running is not None:
+            self.is_signalled |= self.is_alive()
             self._running.world.supervisor.signal_ranks([self.rank], number)
 
     def _wait(self, holds: Callable[[RankRecord], bool], limit_s: float = math.inf) -> RankRecord | None:
