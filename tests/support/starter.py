@@ -32,8 +32,9 @@ import psutil
 
 from dist_testing.core.process.lifetime import become_subreaper
 
-# Limit in seconds for a child that works; far above what it needs on a busy machine.
-LIMIT_S = 120.0
+# Limit in seconds for a child that works. Below the time that Bazel gives a test of medium size, so that the test tells
+# what the child was doing; far above what it needs, also with a tenth of a CPU.
+LIMIT_S = 240.0
 # Size of one message: an environment and a command line.
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
