@@ -90,10 +90,10 @@ class Watch:
         self._pid = os.getpid()
         self._is_over = False  # whether the block has ended
         self._threads = set(threading.enumerate())
-        # With those that the fixtures of an earlier test may still end.
-        earlier, self._started = Watch.current, list[_Started]()
+        self._started: list[_Started] = []
+        earlier = Watch.current
         if earlier is not None and earlier._is_over and earlier._pid == self._pid:
-            self._started = earlier._started
+            self._started = earlier._started  # those that the fixtures of an earlier test may still end
 
     def __enter__(self) -> None:
         Watch.current = self
