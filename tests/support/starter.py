@@ -32,9 +32,9 @@ import psutil
 
 from dist_testing.core.process.lifetime import become_subreaper
 
-# Limit in seconds for a child that works. Below the time that Bazel gives a test of medium size, so that the test tells
-# what the child was doing; far above what it needs, also with a tenth of a CPU.
-LIMIT_S = 240.0
+# Limit in seconds for a child that works: half of the time that Bazel gives the test, so that the test tells what the
+# child was doing, and far above what it needs, also with a twentieth of a CPU.
+LIMIT_S = int(os.environ.get("TEST_TIMEOUT", "900")) / 2
 # Size of one message: an environment and a command line.
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
