@@ -21,6 +21,8 @@ _RANKS = 2
 _CASES = """
     import os
     import re
+    import resource
+    import signal
     import subprocess
     import sys
     import threading
@@ -45,6 +47,9 @@ _CASES = """
         except FileExistsError:
             # The second interpreter that imports this file is a rank.
             hold("import")
+    if PHASE == "nohup":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if PHASE == "init":
         dist.init_process_group = lambda *_, **__: hold("init")
 
@@ -61,6 +66,12 @@ _CASES = """
         if PHASE == "destroy":
             world.finish = lambda: hold("destroy")
         hold("asleep")
+        if PHASE == "nohup":
+            # As when the user logs out.
+            os.killpg(0, signal.SIGHUP)
+            world.barrier()
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+            hold("nohup")
         if PHASE == "grandchild":
             memory = SharedMemory(create=True, size=16)
             torch.multiprocessing.set_sharing_strategy("file_system")
@@ -104,6 +115,15 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
     child.send_signal(number)
     code = child.wait()
     assert code == (-number if number is signal.SIGKILL else pytest.ExitCode.INTERRUPTED), child.log
+    _assert_nothing_left(starter, tmp_path, heard)
+
+
+def test_signals_of_the_terminal(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a run under nohup fails when its user logs out, or SIGQUIT leaves what ranks have started."""
+    # Each rank has sent SIGHUP to all, and lives.
+    child, heard = _hold(starter, tmp_path, "nohup")
+    child.send_group_signal(signal.SIGQUIT)
+    assert child.wait() == -signal.SIGQUIT, child.log
     _assert_nothing_left(starter, tmp_path, heard)
 
 

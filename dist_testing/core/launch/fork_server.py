@@ -333,7 +333,11 @@ def serve(
         # Bazel signals the whole process group. The runner decides what to do; this process lives until the runner has
         # closed the socket. Ranks and their children would inherit SIG_IGN, but they do not inherit a handler.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
+            # With `nohup`, the runner and its ranks ignore SIGHUP.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        # Ctrl-\ ends the runner. Blocked, so that ranks keep the handler of a test file, such as faulthandler's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])
         # A handler of a test file or of an agent could wait for the ranks before this process does. Ranks get the
         # handler back, as if the runner had forked them.
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -222,7 +222,10 @@ def enter_place(start: RankStart) -> None:
 def become_rank_process(start: RankStart) -> None:
     """Give this process a rank's signal handlers, output, breakpoint hook and stack dumps."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Blocked in the fork server.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGQUIT])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
     set_breakpoint_hook(start.rank, start.request.debug_rank)
