@@ -308,6 +308,7 @@ def test_sigterm_while_the_fork_server_is_forked(starter: Starter, tmp_path: Pat
     ended = run_pytest(starter, tmp_path, "test_cases.py")
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     assert "passed" not in ended.log
+    assert "Traceback" not in ended.log
 
 
 def test_ctrl_c_while_the_end_of_a_world_is_read(starter: Starter, tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def _hold_termination() -> None:
 
 
 def _release_termination() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+    # Python drops the error of a signal that came meanwhile, after it has printed it; `raise_again` raises it.
+    with contextlib.suppress(InterruptedRunError):
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _end_by_default() -> None:
