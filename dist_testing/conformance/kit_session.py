@@ -153,7 +153,7 @@ class CellSession:
 
     def _once(self, cell: Cell, limit_s: float, *, alone: bool = False) -> Result:
         pool = "" if cell.fresh or alone else "cells"
-        if not pool:
+        if not pool or not self._cells_before(cell):
             # A new world, but not before the ranks of the last one are gone.
             self._engine.end_pool()
             self._before = []

@@ -256,6 +256,15 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
             def test_next(self, world):
                 dist.barrier()
 
+        class TestLonger:
+            def test_passes(self, world):
+                if world.rank == 1:
+                    world.finish = lambda: 1 / 0
+
+            # It needs new ranks, whose groups wait longer.
+            @pytest.mark.distributed(timeout=1000)
+            def test_longer(self, world): ...
+
         class TestLast:
             def test_passes(self, world):
                 if world.rank == 1:
@@ -263,7 +272,8 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
     """
     ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert "4 passed, 3 errors" in ended.log
+    assert "1 failed, 5 passed, 3 errors" in ended.log
+    assert "test_longer: not run: the ranks of the pool test_cases.py::TestLonger did not end well" in ended.log
     assert "the ranks of the pool test_cases.py::TestHangs did not end well: rank 1 was still in destroy" in ended.log
     for name in ("TestRaises", "TestLast"):
         assert f"the ranks of the pool test_cases.py::{name} did not end well: rank 1 raised ZeroDivision" in ended.log

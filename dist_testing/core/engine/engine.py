@@ -15,7 +15,6 @@ import math
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.case_events import CaseEvents
@@ -29,7 +28,7 @@ from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import LaunchError, OutOfTimeError, UsageError
+from dist_testing.core.ground.errors import DistTestingError, LaunchError, OutOfTimeError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, verdict
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation, isolation_named
@@ -139,6 +138,7 @@ class Engine:
         """Ask for the ranks of a case, and return without waiting for them.
 
         Raises:
+            DistTestingError: If the ranks of another worker pool did not end well.
             LaunchError: If the ranks cannot be started.
             UsageError: If the world is too large.
         """
@@ -167,7 +167,7 @@ class Engine:
         world, self._pool = self._pool, None
         if world is not None and not world.fits(case):
             if trouble := self._end(world):
-                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+                raise DistTestingError(f"{case.name}: not run: {trouble}")
             world = None
         is_first = world is None
         if world is None:
