@@ -172,6 +172,6 @@ def _prepare(connection: socket.socket) -> None:
     set_limit(connection, _GREETING_LIMIT_S)
 
 
-def set_limit(connection: socket.socket, limit_s: int, what: int = socket.SO_RCVTIMEO) -> None:
+def set_limit(connection: socket.socket, limit_s: float, what: int = socket.SO_RCVTIMEO) -> None:
     """Limit the time that a read of a connection waits; 0 for no limit. Python's own limit is none for MSG_WAITALL."""
-    connection.setsockopt(socket.SOL_SOCKET, what, _TIME_LIMIT.pack(limit_s, 0))
+    connection.setsockopt(socket.SOL_SOCKET, what, _TIME_LIMIT.pack(int(limit_s), int(limit_s % 1 * 1e6)))

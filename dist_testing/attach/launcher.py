@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, set_limit
 from dist_testing.attach.bridge import Door
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, interface_env
 from dist_testing.core.ground.errors import LaunchError, MessageError
@@ -138,13 +138,13 @@ class AttachedLauncher:
         """Take the process at the other end as that of a rank, if it is one."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(connection)
-            connection.settimeout(_JOINING_LIMIT_S)
+            set_limit(connection, _JOINING_LIMIT_S)
             # It may have been killed while it connected.
             with contextlib.suppress(MessageError, OSError):
                 joining, fds = wire.receive(connection, MESSAGES) or (None, [])
                 if not isinstance(joining, Joining) or len(fds) != 1:
                     return
-                connection.settimeout(None)
+                set_limit(connection, 0)
                 control = undo.enter_context(socket.socket(fileno=fds[0]))
                 rank = joining.rank
                 size, other = self._rank_info.size, self._peers.get(rank)

@@ -59,6 +59,13 @@ def _leave_one(world: World, _: dict[str, Any]) -> None:
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
+def _vanish(world: World, _: dict[str, Any]) -> None:
+    if world.rank == 0 and os.fork():
+        # The child keeps the channel to the runner open.
+        os._exit(3)
+    threading.Event().wait()
+
+
 def _wait(world: World, _: dict[str, Any]) -> None:
     threading.Event().wait()
 
@@ -111,6 +118,18 @@ def test_fails(world):
     ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_it[0]": "PASSED", "test_it[1]": "PASSED", "test_fails": "FAILED"}, ended.log
     assert ("fresh interpreter" in ended.log) is bool(more)
+
+
+def test_a_time_limit_for_new_sockets_is_none_for_ranks() -> None:
+    """If this fails, a test file that sets one makes each rank fail that waits longer for a slow one."""
+    socket.setdefaulttimeout(1e-6)
+    try:
+        with engine_for({"nothing": _nothing, "vanish": _vanish}) as engine:
+            results = [run(engine, "nothing", world_size=2, isolation="pool", pool="class") for _ in range(5)]
+            assert {result.verdict.status for result in results} == {Status.PASSED}, results
+            assert run(engine, "vanish", world_size=2, init=False).verdict.cause is Cause.CRASH
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_descriptors_that_cannot_be_sent_cost_one_case(

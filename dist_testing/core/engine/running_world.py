@@ -122,6 +122,8 @@ def start_world(
         channels = []
         for _ in range(size):
             mine, other = socket.socketpair()
+            # Else a read that must not block waits for the limit of `socket.setdefaulttimeout`.
+            mine.settimeout(None)
             channels.append(ours.enter_context(mine))
             fds.append(theirs.enter_context(other).fileno())
         stacks_fds = {}

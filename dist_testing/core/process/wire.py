@@ -31,6 +31,8 @@ def send(channel: socket.socket, family: Family[_Message], message: _Message, fd
 
     If the message cannot be written as JSON, that is a MessageError, and nothing is sent.
     """
+    # A test file may have called `socket.setdefaulttimeout`.
+    channel.settimeout(None)
     channel.sendall(frame(family, message, len(fds)))
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
         _send_fds(channel, fds[first : first + _FDS_PER_MESSAGE])
@@ -63,6 +65,8 @@ def receive(channel: socket.socket, family: Family[_Message]) -> tuple[_Message,
     Raises:
         MessageError: If the bytes are no message of the family. Nothing that follows can be trusted.
     """
+    # As in `send`. A limit of the socket itself (SO_RCVTIMEO) holds.
+    channel.settimeout(None)
     header = _read(channel, _HEADER.size)
     if header is None:
         return None
