@@ -12,7 +12,9 @@ from tests.support.starter import Starter
 # The cases import this file: its values were decided at import.
 _SETTINGS = """
     import os
+    import sys
 
+    argv = sys.argv[1:]
     pid = os.getpid()
     mode = os.environ.get("OF_THE_MOMENT", "unset")
 """
@@ -45,6 +47,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         def test_spawned(world, tmp_path):
             assert settings.pid == os.getpid()
             assert settings.mode == "set", "the environment is there before anything is imported"
+            assert settings.argv == ["-rA", "test_cases.py"]
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == 2

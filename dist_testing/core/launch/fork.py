@@ -17,7 +17,7 @@ from dist_testing.core.events.event import Event, event_of
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.launch import fork_server
 from dist_testing.core.launch.clean import spare_cuda, unclean_reasons
-from dist_testing.core.launch.fresh import command, with_imports
+from dist_testing.core.launch.fresh import as_here, command
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
 from dist_testing.core.process.launcher_messages import (
@@ -198,7 +198,7 @@ def _freeze_imports() -> None:
 
 
 def _start_fresh(control: socket.socket, runner: int, run: RunContext) -> int:
-    loader = with_imports(run.loader)
+    loader = as_here(run.loader)
     if run.may_fork_runner:
         # As in the runner: a test file need not import it, and then each rank would, which takes seconds.
         loader = dataclasses.replace(loader, import_first=(*loader.import_first, "torch.distributed"))

@@ -65,9 +65,9 @@ def import_first(module: str) -> None:
         _imported_first.append(module)
 
 
-def with_imports(loader: Loader) -> Loader:
-    """Return the loader with the modules of all `import_first` calls."""
-    return dataclasses.replace(loader, import_first=tuple(_imported_first))
+def as_here(loader: Loader) -> Loader:
+    """Return the loader with this process's arguments, and the modules of all `import_first` calls."""
+    return dataclasses.replace(loader, import_first=tuple(_imported_first), argv=tuple(map(str, sys.argv)))
 
 
 def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
@@ -97,6 +97,7 @@ def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoRetur
 
     `test` is the front end's name of the only test that this interpreter runs; None if it is not known yet.
     """
+    sys.argv[:] = loader.argv
     for module in loader.import_first:
         importlib.import_module(module)
     importlib.import_module(loader.module).load(loader.state, then, test)
@@ -111,7 +112,7 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     try:
         enter_place(start)
         start = dataclasses.replace(start, place_fds=())
-        arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
+        arguments, descriptor = command(__name__, FreshRank(start, as_here(loader)))
         for fd in (*start.fds, descriptor):
             os.set_inheritable(fd, True)
         # Complete from the start: some libraries read their variables when they are imported.

@@ -240,11 +240,13 @@ class Loader:
             calls `then` with the rank context, and does not return.
         state: First argument of that function; only the front end reads it.
         import_first: Modules to import before `module`, as the runner did.
+        argv: The `sys.argv` of the runner, which test files may read.
     """
 
     module: str
     state: str
     import_first: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,4 +317,4 @@ ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family("event of the fork server", 5, get_args(ForkServerEvent))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 9, get_args(FreshProgram))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 10, get_args(FreshProgram))
