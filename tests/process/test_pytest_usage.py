@@ -308,6 +308,30 @@ def test_options_set_values_that_the_tests_leave_open(starter: Starter, tmp_path
     assert ": hardware missing: Need at least 2 CUDA devices" in ended.log
 
 
+def test_a_session_in_a_test_ends_with_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, classes after a test that runs pytest in its process have no limit, or another backend."""
+    inner = """
+        import dist_testing
+
+        class TestInner(dist_testing.MultiProcessTestCase):
+            def test_it(self):
+                assert self.world_size == 1
+    """
+    write_file(tmp_path, "inner.py", inner)
+    source = """
+        import pytest
+        import dist_testing
+
+        def test_session():
+            assert pytest.main(["--dist-world-size=1", "inner.py"]) == 0
+
+        class TestOuter(dist_testing.MultiProcessTestCase):
+            def test_it(self):
+                assert self.world_size == 3
+    """
+    run_cases(starter, tmp_path, source, "--dist-world-size=3").check(passed="test_session test_it")
+
+
 def test_file_runs_as_a_program_where_warnings_are_errors(starter: Starter, tmp_path: Path) -> None:
     """An installed package with a plugin is imported by the file, before pytest can rewrite its asserts."""
     installed = tmp_path / "dist_testing-0.dist-info"

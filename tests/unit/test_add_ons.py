@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch import isolation
 from dist_testing.core.launch.isolation import isolation_named, isolation_names
-from dist_testing.core.session import front_ends, session
+from dist_testing.core.session import front_ends, offered_session, session
 from dist_testing.core.session.front_ends import make_front_end, register_front_end
 from dist_testing.ext import event_stream
 
@@ -152,6 +153,17 @@ def test_a_sink_without_a_session_is_told_when_to_subscribe(monkeypatch: pytest.
     monkeypatch.setattr(session, "open_offered_session", lambda: None)
     with pytest.raises(UsageError, match="trylast=True"):
         event_stream()
+
+
+def test_a_session_in_a_session_takes_back_only_its_own_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test that runs pytest in its process costs later classes the session's options and records."""
+    monkeypatch.setattr(offered_session, "_offered", {})
+    opened: list[str] = []
+    for name in ("outer", "inner"):
+        offered_session.offer_session(name, functools.partial(opened.append, name))
+    offered_session.withdraw_session("inner")
+    offered_session.open_offered_session()
+    assert opened == ["outer"]
 
 
 class _FrontEnd:

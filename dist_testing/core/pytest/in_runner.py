@@ -48,7 +48,7 @@ from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
 from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
-from dist_testing.core.session.session import Session, open_session, warnings_of
+from dist_testing.core.session.session import Session, close_session, open_session, warnings_of
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 BUDGET_KEY = pytest.StashKey[Budget]()
@@ -398,3 +398,4 @@ class RunnerPlugin:
         """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
+        close_session(self._session)

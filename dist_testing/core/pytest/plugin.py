@@ -105,12 +105,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if _is_in_use() or _is_set_up(config):
         runner_plugin(config)
     else:
-        offer_session(lambda: runner_plugin(config))
+        offer_session(config, lambda: runner_plugin(config))
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Withdraw the offer of a session: the process may go on without pytest."""
-    withdraw_session()
+    withdraw_session(config)
 
 
 def runner_plugin(config: pytest.Config) -> RunnerPlugin:
@@ -124,7 +124,7 @@ def runner_plugin(config: pytest.Config) -> RunnerPlugin:
         except DistTestingError as error:
             raise pytest.UsageError(str(error)) from error
         config.pluginmanager.register(runner, _RUNNER)
-        withdraw_session()
+        withdraw_session(config)
     return runner
 
 

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_offered: list[Callable[[], object]] = []
+# By the config of pytest: a test may run pytest in its process.
+_offered: dict[object, Callable[[], object]] = {}
 
 
-def offer_session(opener: Callable[[], object]) -> None:
+def offer_session(config: object, opener: Callable[[], object]) -> None:
     """Keep the function that opens the session, for a test that uses the library only when it runs."""
-    _offered[:] = [opener]
+    _offered[config] = opener
 
 
-def withdraw_session() -> None:
+def withdraw_session(config: object) -> None:
     """Drop the offer: the session is open, or has ended."""
-    _offered.clear()
+    _offered.pop(config, None)
 
 
 def open_offered_session() -> None:
-    """Open the session if one is offered."""
+    """Open the session that was offered last, if there is one."""
     if _offered:
-        _offered.pop()()
+        _offered.popitem()[1]()

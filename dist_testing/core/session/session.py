@@ -125,15 +125,20 @@ _sessions: list[Session] = []
 
 
 def open_session(session: Session) -> None:
-    """Make `session` the current session until the end of the process."""
-    _sessions[:] = [session]
+    """Make `session` the current session. A test may run pytest in its process, and so open a further one."""
+    _sessions.append(session)
+
+
+def close_session(session: Session) -> None:
+    """End a session: the one before it is the current one again."""
+    _sessions.remove(session)
 
 
 def current_session() -> Session | None:
     """Return the current session; None under plain unittest, before the first test of a class of ours."""
     if not _sessions:
         open_offered_session()
-    return _sessions[0] if _sessions else None
+    return _sessions[-1] if _sessions else None
 
 
 def event_stream() -> EventStream:
