@@ -193,7 +193,7 @@ def world_env(env: Mapping[str, str], layout: Layout, store_port: int) -> dict[s
 
 
 def take_over(request: WorldRequest) -> None:
-    """Take over the directory, environment and limits that the runner had when it asked for the world.
+    """Take over the directory, environment, umask and number of threads of a request for a world.
 
     The fork server does this before it forks the ranks, so that no rank has to do it and pay for copied pages. An
     OSError says that the working directory is gone.
