@@ -162,7 +162,7 @@ def got_more(told: Mapping[int, CallsMade], rank: int, log: str) -> tuple[str, t
     """
     if _GLOO_GOT_MORE not in log:
         return None
-    last = {other: made.calls[-1] for other, made in told.items() if made.calls}
+    last = {other: made.calls[-1] for other, made in sorted(told.items()) if made.calls}
     sides = ranks_by_text(
         {other: f"{call.operation} of {inputs_text(call)}{at(call.place)}" for other, call in last.items()}
     )

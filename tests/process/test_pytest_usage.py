@@ -332,6 +332,28 @@ def test_a_session_in_a_test_ends_with_it(starter: Starter, tmp_path: Path) -> N
     run_cases(starter, tmp_path, source, "--dist-world-size=3").check(passed="test_session test_it")
 
 
+def test_a_session_in_another_thread_than_the_main_one(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a program that runs pytest in a thread gets an internal error, which names the library."""
+    source = """
+        import threading
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_it(world): ...
+
+        if __name__ == "__main__":
+            codes = []
+            arguments = ["-p", "dist_testing.core.pytest.plugin", __file__]
+            thread = threading.Thread(target=lambda: codes.append(pytest.main(arguments)))
+            thread.start()
+            thread.join()
+            raise SystemExit(codes[0])
+    """
+    child = starter.start([str(write_file(tmp_path, "test_cases.py", source))], tmp_path)
+    assert child.wait() == 0, child.log
+    assert "1 passed" in child.log
+
+
 def test_file_runs_as_a_program_where_warnings_are_errors(starter: Starter, tmp_path: Path) -> None:
     """An installed package with a plugin is imported by the file, before pytest can rewrite its asserts."""
     installed = tmp_path / "dist_testing-0.dist-info"
