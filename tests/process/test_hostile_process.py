@@ -24,7 +24,7 @@ from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch import fork_server
 from dist_testing.core.launch.fork import ForkServerLauncher
-from tests.support.children import run_cases
+from tests.support.children import run_cases, write_file
 from tests.support.open_files import all_low_numbers_taken
 from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
@@ -130,6 +130,40 @@ def test_a_time_limit_for_new_sockets_is_none_for_ranks() -> None:
             assert run(engine, "vanish", world_size=2, init=False).verdict.cause is Cause.CRASH
     finally:
         socket.setdefaulttimeout(None)
+
+
+def test_a_message_to_a_dead_rank_ends_no_runner(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a file that sets SIGPIPE as command-line tools do lets a rank that was killed end the whole run."""
+    source = """
+        import os
+        import signal
+        from pathlib import Path
+        import pytest
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        pytestmark = pytest.mark.distributed(world_size=2, isolation="pool")
+
+        def test_first(world):
+            Path(f"pid-{world.rank}").write_text(str(os.getpid()))
+
+        def test_second(world): ...
+
+        def test_third(world): ...
+    """
+    conftest = """
+        import os
+        from pathlib import Path
+        from tests.support.starter import wait_ended
+
+        def pytest_runtest_call(item):
+            if item.name == "test_second" and "RANK" not in os.environ:
+                pid = int(Path("pid-1").read_text())
+                os.kill(pid, 9)
+                assert wait_ended([pid], 60)
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    ended = run_cases(starter, tmp_path, source)
+    ended.check(passed="test_first test_third", failed="test_second", log=["rank 1 was killed by SIGKILL (9)"])
 
 
 def test_descriptors_that_cannot_be_sent_cost_one_case(

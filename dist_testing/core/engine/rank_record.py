@@ -173,7 +173,7 @@ class RankRecord:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             answer = wire.frame(INSTRUCTIONS, Extra(add_on, payload))
             try:
-                is_whole = self.channel.send(answer, socket.MSG_DONTWAIT) == len(answer)
+                is_whole = self.channel.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(answer)
             except BlockingIOError:
                 is_whole = False
             if not is_whole:

@@ -31,9 +31,9 @@ def send(channel: socket.socket, family: Family[_Message], message: _Message, fd
 
     If the message cannot be written as JSON, that is a MessageError, and nothing is sent.
     """
-    # A test file may have called `socket.setdefaulttimeout`.
+    # A test file may have called `socket.setdefaulttimeout`, or set SIGPIPE to its default, which ends the process.
     channel.settimeout(None)
-    channel.sendall(frame(family, message, len(fds)))
+    channel.sendall(frame(family, message, len(fds)), socket.MSG_NOSIGNAL)
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
         _send_fds(channel, fds[first : first + _FDS_PER_MESSAGE])
 
@@ -48,7 +48,7 @@ def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:
     end_s = time.monotonic() + _CROWD_LIMIT_S
     while True:
         try:
-            socket.send_fds(channel, [b"\0"], list(fds))
+            socket.send_fds(channel, [b"\0"], list(fds), socket.MSG_NOSIGNAL)
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS or time.monotonic() >= end_s:
                 raise
