@@ -133,7 +133,7 @@ def test_a_time_limit_for_new_sockets_is_none_for_ranks() -> None:
 
 
 def test_a_message_to_a_dead_rank_ends_no_runner(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a file that sets SIGPIPE as command-line tools do lets a rank that was killed end the whole run."""
+    """If this fails, a file that sets SIGPIPE as command-line tools do lets a killed rank end the whole run."""
     source = """
         import os
         import signal
