@@ -13,7 +13,7 @@ from dist_testing.core.engine.crash_text import handled_signal
 from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.errors import FrameError
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, exit_name
-from dist_testing.core.ground.procfs import status_of
+from dist_testing.core.ground.procfs import is_ending, status_of
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.rank_messages import (
@@ -199,9 +199,10 @@ class RankRecord:
     def stop(self, kind: Kind, now_s: float) -> None:
         """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
 
-        Later reports do not count: the request for stacks can wake the rank up.
+        Later reports do not count: the request for stacks can wake the rank up. An end that has begun is the rank's
+        own. On a busy machine the runner learns of it seconds after the end of the channel.
         """
-        if self._exit_code is None and self._stopped_as is None:
+        if self._exit_code is None and self._stopped_as is None and not is_ending(self.pid):
             self._stopped_as = kind
             self._stopped_in = self.phase
             if kind is Kind.HUNG:

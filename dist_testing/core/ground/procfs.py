@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 # States of a process that a signal, or a debugger, has stopped.
 STOPPED = ("T", "t")
+# <linux/sched.h>: the kernel ends the process, or has done so, and its parent has not asked how it ended.
+_PF_EXITING = 0x4
 # The control groups that limit memory, by their controllers in /proc/self/cgroup, where version 2 has none: the folder
 # of all groups, the files with the limit and the use, and the field of `memory.stat` with the cache of files.
 _GROUPS = {
@@ -49,6 +51,12 @@ def stat_of(pid: int | None, thread: str = "") -> list[str]:
     folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
     # The name, in parentheses, may contain any character.
     return content_of(f"{folder}/stat").rpartition(b")")[2].decode("ascii").split()
+
+
+def is_ending(pid: int | None) -> bool:
+    """Return whether the kernel ends a process, or has ended it without its parent knowing. No signal changes how."""
+    # proc(5): the flags are the 9th field.
+    return any(int(flags) & _PF_EXITING for flags in stat_of(pid)[6:7])
 
 
 def status_of(pid: int | None, field: str, thread: str = "") -> str:
