@@ -51,7 +51,7 @@ class Parity:
 
         Raises:
             AssertionError: On the rank with the first difference, and only there: it names step, tensor and values.
-            UsageError: If a state has something other than tensors and numbers.
+            UsageError: If a state has something other than tensors and numbers, or if all states are empty.
         """
         __tracebackhide__ = True
         world = self._world
@@ -96,7 +96,14 @@ class Parity:
         with torch.random.fork_rng(devices, device_type=kind):
             torch.manual_seed(seed)
             states = fn(group)
-            return [dict(_leaves("", state)) for state in (states if inspect.isgenerator(states) else [states])]
+            steps = [dict(_leaves("", state)) for state in (states if inspect.isgenerator(states) else [states])]
+        if not any(steps):
+            raise UsageError(
+                "world.parity: the function has yielded or returned no tensor and no number.\n"
+                "Then there is nothing to compare. Most likely it has no batch, or its states are empty.\n"
+                "Yield a state after each step, or return one."
+            )
+        return steps
 
 
 def _leaves(path: str, state: Any) -> Iterator[tuple[str, torch.Tensor | int | float | bool]]:
@@ -149,6 +156,9 @@ def _difference(actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol:
             f"{expected.dtype} of shape {list(expected.shape)} on one rank alone"
         )
     wide = torch.complex128 if actual.is_complex() else torch.float64
+    if not (rtol or atol or actual.is_complex() or actual.is_floating_point()):
+        # A float has no room for all digits of a checksum.
+        wide = torch.int64
     close = torch.isclose(actual.to(wide), expected.to(wide), rtol=rtol, atol=atol, equal_nan=True)
     if close.all():
         return ""

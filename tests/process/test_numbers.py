@@ -168,6 +168,10 @@ _PARITY = """
         world.parity(fails)
 
     @pytest.mark.distributed
+    def test_nothing(world):
+        world.parity(lambda group: ({"loss": loss} for loss in []))
+
+    @pytest.mark.distributed
     def test_other_group(world):
         world.parity(lambda group: dist.all_reduce(torch.ones(1)))
 """
@@ -176,7 +180,7 @@ _PARITY = """
 def test_runs_on_one_rank_and_on_all(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a parallel training that computes something else passes, or the wrong rank is blamed."""
     ended = run_cases(starter, tmp_path, _PARITY, "--dist-world-size=2")
-    ended.check(passed="test_same test_pool", failed="test_broken test_alone test_other_group")
+    ended.check(passed="test_same test_pool", failed="test_broken test_alone test_nothing test_other_group")
     broken = ended.failures()["test_broken"]
     assert (
         "(world of 2): rank 1 raised AssertionError: world.parity: step 2, rank 1: ['model']['weight'] differs"
@@ -186,6 +190,7 @@ def test_runs_on_one_rank_and_on_all(starter: Starter, tmp_path: Path) -> None:
     alone = ended.failures()["test_alone"]
     assert "rank 0 raised AssertionError: one rank" in alone
     assert "It is from the run of world.parity on rank 0 alone." in alone
+    assert "UsageError: world.parity: the function has yielded or returned no" in ended.failures()["test_nothing"]
     # The commonest mistake is proven, and not a wait for the deadline that blames rank 1.
     wait = r"ranks 0, 1 wait for each other: rank 0 in all_reduce #1 of the default group \S+; rank 1 in world.barrier"
     assert re.search(wait, ended.failures()["test_other_group"]), ended.log

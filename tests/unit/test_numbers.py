@@ -155,12 +155,13 @@ def test_the_first_difference_of_two_runs(changed: object, said: str) -> None:
 
 
 def test_tolerances_and_large_integers() -> None:
-    """If this fails, a tolerance does not hold, or two integers that float32 cannot tell apart are equal."""
+    """If this fails, a tolerance does not hold, or two integers that floats cannot tell apart are equal."""
     one, other = torch.tensor([1.0]), torch.tensor([1.01])
     assert _compare(_steps(other), _steps(one), 0.02, 0.0) is None
     assert _compare(_steps(other), _steps(one), 0.0, 0.02) is None
     assert _compare(_steps(other), _steps(one), 0.001, 0.001) is not None
-    assert _compare(_steps(torch.tensor(2**24 + 1)), _steps(torch.tensor(2**24)), 0.0, 0.0) is not None
+    for large in (2**24, 2**62):
+        assert _compare(_steps(torch.tensor(large + 1)), _steps(torch.tensor(large)), 0.0, 0.0) is not None
     assert _compare(_steps(True), _steps(False), 0.0, 0.0) is not None
     assert _compare(_steps(torch.tensor(1j)), _steps(torch.tensor(2j)), 0.0, 0.5) is not None
 
