@@ -17,9 +17,9 @@ from dist_testing.core.process.stacks import ANSWER_MARK as ANSWER_MARK
 
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000
-# Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
-# Milliseconds.
-TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
+# Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's, that of
+# the group of a MultiProcContinuousTest. Milliseconds.
+TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000, 120_000})
 
 
 def limits_of(limit_s: float) -> frozenset[int]:

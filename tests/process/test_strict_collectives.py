@@ -82,6 +82,17 @@ _SOURCE = """
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
             differs(self.rank)
             dist.destroy_process_group()
+
+    class TestContinuous(dist_testing.MultiProcContinuousTest):
+        world_size = 2
+        strict_collectives = True
+
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+
+        def test_continuous(self):
+            differs(self.rank)
 """
 _SAID = (
     "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:9), "
@@ -95,7 +106,7 @@ def test_calls_that_differ_fail_where_the_test_asks_for_it(starter: Starter, tmp
     ended.check(
         passed="test_differs test_lenient test_agrees test_limits test_pool[0] test_pool[1] test_pool[2]"
         " test_strict_pool[0] test_strict_pool[2]",
-        failed="test_strict test_counts test_strict_pool[1] test_method",
+        failed="test_strict test_counts test_strict_pool[1] test_method test_continuous",
     )
     assert f"test_strict (world of 2): {_SAID}" in ended.log
     assert "rank 0 made 1 call, rank 1 made 0 calls of the default group" in ended.log

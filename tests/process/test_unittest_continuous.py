@@ -86,6 +86,10 @@ _CASES = """
 
         def test_l_goes_on(self):
             self._note()
+
+        def test_m_fails(self):
+            if self.rank == 0:
+                dist.barrier()
 """
 
 
@@ -93,7 +97,7 @@ def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> 
     """If this fails, each test starts ranks, or one failure costs the rest of the class."""
     ended = run_cases(starter, tmp_path, _CASES)
     ended.check_by_name(
-        10,
+        11,
         "2 skipped",
         "rank 1 raised AssertionError: 1 == 1 : planted",
         "planted reason",
@@ -101,6 +105,8 @@ def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> 
         "rank 1 exited with code 3",
         "environment variable(s) LEFT_BEHIND",
         "process groups, from 1 to 0",
+        # The limit that the class has by default is not the test's own.
+        "It is proven that no rank could ever go on",
     )
     pids: dict[str, set[str]] = {}
     for path in tmp_path.glob("test_?_*-*-*"):
