@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
 
+# The ranks are not told to import what only a test imports, by `dist_testing.start_processes`.
 _CALLS = """
     import os
     import sys
@@ -18,7 +19,6 @@ _CALLS = """
     import torch
     import torch.distributed as dist
     import dist_testing
-    from dist_testing import start_processes
 
     def sums(rank, factor, folder):
         # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough.
@@ -47,31 +47,31 @@ _CALLS = """
     @pytest.mark.parametrize("method", [None, "spawn"])
     def test_sums(method, tmp_path, monkeypatch):
         monkeypatch.setenv("SET_BY_TEST", "here")
-        start_processes(sums, (10, str(tmp_path)), nprocs=2, start_method=method)
+        dist_testing.start_processes(sums, (10, str(tmp_path)), nprocs=2, start_method=method)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0-here": "30.0", "1-here": "30.0"}
 
     def test_fails():
-        start_processes(fails, nprocs=2)
+        dist_testing.start_processes(fails, nprocs=2)
 
     @pytest.mark.parametrize("way", ["unittest", "pytest", "code"])
     def test_skips(way):
-        start_processes(skips, args=(way,), nprocs=2)
+        dist_testing.start_processes(skips, args=(way,), nprocs=2)
 
     def test_hangs():
-        start_processes(hangs, nprocs=2, timeout=2)
+        dist_testing.start_processes(hangs, nprocs=2, timeout=2)
 
     def test_in_threads():
         with ThreadPoolExecutor(2) as threads:
-            for call in [threads.submit(start_processes, hangs, nprocs=1) for _ in range(2)]:
+            for call in [threads.submit(dist_testing.start_processes, hangs, nprocs=1) for _ in range(2)]:
                 call.result()
 
     def test_of_a_failure():
         with pytest.raises(AssertionError, match="rank 1 raised ValueError: planted"):
-            start_processes(fails, nprocs=2)
+            dist_testing.start_processes(fails, nprocs=2)
 
     class PlainTest(unittest.TestCase):
         def test_method_fails(self):
-            start_processes(fails, nprocs=2)
+            dist_testing.start_processes(fails, nprocs=2)
 
     if __name__ == "__main__":
         unittest.main()

@@ -9,8 +9,9 @@ from typing import Any
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 
-# Name -> "module:attribute", imported at the first use.
-_registered: dict[str, str] = {}
+# Name -> "module:attribute", imported at the first use. The one of unittest classes is known from the start: a test may
+# call `dist_testing.start_processes`, and so import it, when the process that ranks are forked from already exists.
+_registered = {"unittest": "dist_testing.core.unittest.in_pytest:UnittestInPytest"}
 
 
 def register_front_end(name: str, maker: str) -> None:

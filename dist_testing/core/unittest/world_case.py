@@ -27,7 +27,6 @@ from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.ground.spec import number_in
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
@@ -45,8 +44,6 @@ from dist_testing.core.unittest.unittest_rank import RankPipe
 __unittest = True
 # Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
 _OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
-
-register_front_end(FRONT_END, "dist_testing.core.unittest.in_pytest:UnittestInPytest")
 
 
 class WorldCase(unittest.TestCase):
