@@ -31,6 +31,7 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S, Budget, is_timeout
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of, summarise
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
@@ -324,13 +325,14 @@ class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
             try:
                 values.append(read_value(self._folder, rank))
             except Exception as error:
-                raise RunFailedError(
-                    f"run({result.case.name}): the value of rank {rank} cannot be read: {summarise(error)}\n"
+                why = f"the value of rank {rank} cannot be read: {summarise(error)}"
+                notes = (
                     "The rank could read it. Its type needs something that only ranks have, such as a process group; "
-                    "or the function has changed the file.\n"
+                    "or the function has changed the file.",
                     "Return tensors, numbers, strings and containers of them.",
-                    result,
-                ) from None
+                )
+                found = Verdict(Status.FAILED, Cause.FAILURE, why)
+                self.judge(dataclasses.replace(result, verdict=found, notes=(*notes, *result.notes)), RunFailedError)
         return values
 
     def _sent_case(self) -> Case:

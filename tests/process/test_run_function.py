@@ -223,9 +223,12 @@ def test_a_function_of_a_notebooks_cell_runs(starter: Starter, tmp_path: Path) -
 
 _CASES = """
     import pytest
+    import torch
     import torch.distributed as dist
     import dist_testing
     from dist_testing.core.ground.errors import UsageError
+
+    class Own: ...
 
     def test_values(tmp_path, monkeypatch):
         monkeypatch.setenv("SET_BY_TEST", "here")
@@ -242,6 +245,13 @@ _CASES = """
     def test_fails():
         def on_rank():
             assert dist.get_rank() == 0
+
+        dist_testing.run(on_rank, world_size=2)
+
+    def test_unreadable():
+        def on_rank():
+            torch.serialization.add_safe_globals([Own])
+            return Own()
 
         dist_testing.run(on_rank, world_size=2)
 
@@ -280,8 +290,11 @@ def test_tests_can_call_it(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that calls `run` gets another verdict than its ranks, or a traceback for wrong input."""
     ended = run_cases(starter, tmp_path, _CASES)
     outcomes = {name: outcome for name, outcome in ended.outcomes().items() if not name.startswith("test_refuses")}
-    assert outcomes == {"test_values": "PASSED", "test_fails": "FAILED"}, ended.log
-    assert "1 failed, 13 passed, 2 skipped" in ended.log, ended.log
+    assert outcomes == {"test_values": "PASSED", "test_fails": "FAILED", "test_unreadable": "FAILED"}, ended.log
+    assert "2 failed, 13 passed, 2 skipped" in ended.log, ended.log
     assert "rank 1 raised AssertionError" in ended.log
+    unreadable = ended.failures()["test_unreadable"]
+    assert "the value of rank 0 cannot be read: UnpicklingError: " in unreadable
+    assert "Return tensors, numbers, strings and containers of them." in unreadable
     for reason in ("of pytest", "Need at least 8"):
         assert reason in ended.log, reason
