@@ -80,6 +80,8 @@ class DeadlockDetector(WorldWatcher):
         self._limits_ms = limits_of(world.group_limit_s)
         self._start: CaseStart | None = None
         self._requests = 0
+        # The ranks that gave no answer to the last request.
+        self._silent: set[int] = set()
 
     @property
     def is_on(self) -> bool:
@@ -223,13 +225,18 @@ class DeadlockDetector(WorldWatcher):
         return analysis
 
     def _is_late(self, analysis: Analysis) -> bool:
-        """Whether a rank has given up a wait since the last look: it no longer is in the test, and says so soon."""
+        """Whether a rank has given up a wait since the last look: it no longer is in the test, and says so soon.
+
+        It also has if it was in the test and is silent for the first time, at work: pytest parses the files of torch
+        for the text of its error, and that keeps the GIL.
+        """
         before = self.latest.analysis.views if self.latest is not None else {}
-        return any(
-            view.ledger is not None and not view.ended and not view.place
-            for rank, view in analysis.views.items()
-            if rank in before and before[rank].place
-        )
+        at_work = {one.rank for one in self._records if one.kernel_state.startswith("R")}
+        silent = {rank for rank, view in analysis.views.items() if view.ledger is None}
+        gave_up = {rank for rank, view in analysis.views.items() if view.ledger is not None and not view.place}
+        gave_up |= (silent & at_work) - self._silent
+        self._silent = silent
+        return any(before[rank].place and not analysis.views[rank].ended for rank in gave_up & before.keys())
 
     def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
         """The ranks that have done nothing since the last look."""

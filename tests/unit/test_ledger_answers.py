@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import os
@@ -27,6 +28,7 @@ from torch.distributed import distributed_c10d
 from dist_testing.core.bazel import watch as runner_watch
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch import fork_server
+from dist_testing.hang import watch
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Ledger, Wait, WaitKind
 from dist_testing.hang.ledger_thread import LedgerThread, read_ledger
@@ -94,6 +96,26 @@ def test_answer_that_is_cut_off_says_so() -> None:
         world = mock.Mock(records=[mock.Mock(rank=0, is_settled=False)], stacks_fds=fds, group_limit_s=1.0)
         free = DeadlockDetector(world).ask(_LIMIT_S).free
     assert free[0].startswith("gave no answer (its answer cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("state", "silences", "is_kept"),
+    [("R (running)", 1, True), ("R (running)", 2, False), ("S (sleeping)", 1, False), ("T (stopped)", 1, False)],
+)
+def test_a_rank_that_writes_its_report_does_not_hide_where_it_waited(
+    monkeypatch: pytest.MonkeyPatch, state: str, silences: int, is_kept: bool
+) -> None:
+    """If this fails, a hang has no culprit if the last look meets a rank that parses files for its report."""
+    records = [mock.Mock(rank=rank, is_settled=rank == 1, kernel_state=state) for rank in range(2)]
+    detector = DeadlockDetector(mock.Mock(records=records, stacks_fds={}, group_limit_s=1.0))
+    waits, done = _ledger(), view(1, (), {"0": (0, 1)}, None).ledger
+    writes = dataclasses.replace(waits, place="", waits=())
+    for answer in (waits, *[None] * silences, writes):
+        told = {1: done} if answer is None else {0: answer, 1: done}
+        monkeypatch.setattr(watch, "collect_ledgers", lambda *_, told=told: told)
+        detector.ask(_SHORT_S)
+    assert detector.latest is not None
+    assert ("; rank 0 waits for it in all_reduce" in detector.latest.headline) is is_kept
 
 
 @pytest.mark.parametrize(
