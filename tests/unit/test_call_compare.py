@@ -242,7 +242,8 @@ def test_calls_of_a_record(
 def test_a_crash_of_gloo_names_the_calls_of_the_others() -> None:
     """If this fails, the headline blames the rank that died, which may have made the right call."""
     text = "enforce fail at pair.cc:456. 500 vs 4. Received data size doesn't match expected size. Is there a mismatch?"
-    others = {1: _made(_BARRIER, _REDUCE), 2: _made(_REDUCE), 3: _made()}
+    # In the order in which they answer.
+    others = {3: _made(), 2: _made(_REDUCE), 1: _made(_BARRIER, _REDUCE)}
     found = got_more(others, 0, text)
     assert found is not None
     assert found[0].startswith("rank 0 got more data than its call of gloo expects; the last call of ranks 1, 2 is ")
