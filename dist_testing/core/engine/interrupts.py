@@ -28,8 +28,9 @@ _held = threading.local()
 
 
 def raise_on_termination() -> None:
-    """Make SIGTERM raise InterruptedRunError in the main thread, unless the process already has a handler."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    """Make SIGTERM raise InterruptedRunError, unless the process has a handler, or this is not its main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
         _watch_forks()
 
