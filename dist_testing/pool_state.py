@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import gc
 import logging
@@ -10,6 +11,7 @@ import random
 import re
 import socket
 import sys
+import termios
 import threading
 import time
 from collections import Counter
@@ -214,10 +216,13 @@ def _uses_cuda() -> bool:
 
 
 def _stays(fd: int, name: str) -> bool:
-    """Return whether it is a connection of torch's `file_system` sharing, which stays once it is needed."""
-    if not name.startswith("socket:"):
-        return False
+    """Return whether it is a connection of torch's `file_system` sharing, or libuv's lock, which stay once needed."""
     try:
+        if name.startswith("pipe:"):
+            # torch's TCPStore serves by libuv. Its lock for the whole process is a pipe in which one byte waits.
+            return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder) == 1
+        if not name.startswith("socket:"):
+            return False
         with socket.socket(fileno=os.dup(fd)) as copy:
             return _MANAGER.search(str(copy.getpeername())) is not None
     except OSError:

@@ -189,6 +189,8 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
         def test_store(world):
             world.store.set(f"rank-{world.rank}", "here")
             world.store.wait([f"rank-{rank}" for rank in range(world.size)])
+            # It serves by libuv, which keeps a pipe for its process.
+            dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 
         @pytest.mark.distributed(init=False)
         def test_own_group(world):
