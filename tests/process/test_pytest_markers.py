@@ -35,12 +35,18 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed(world_size=2))])
         async def test_async(size):
             raise AssertionError("this must not run")
+
+        @pytest.mark.distributed(world_size=2)
+        @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.distributed(world_size=3))])
+        def test_is_marked_twice(world, size):
+            assert world.size == size
     """
     ended = run_cases(starter, tmp_path, source, "--dist-world-size=2", "--continue-on-collection-errors")
     assert ended.code == 1, ended.log
     ended.check(
-        passed="test_reads_the_environment[0] test_reads_the_environment[3] test_has_a_world[2]",
-        error="test_two_sizes[2]",
+        passed="test_reads_the_environment[0] test_reads_the_environment[3] test_has_a_world[2]"
+        " test_is_marked_twice[2]",
+        error="test_two_sizes[2] test_is_marked_twice[3]",
         failed="test_async[2]",
     )
     assert "on a parameter or from a conftest, with world_size = (1, 2)." in ended.log

@@ -69,6 +69,13 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
             def test_says_otherwise(self, world):
                 assert world.size == 1
 
+        class Base:
+            def test_of_base(self, world):
+                assert world.size == 1
+
+        @pytest.mark.distributed(world_size=1)
+        class TestDerived(pytest.mark.distributed(world_size=2)(Base)): ...
+
         @pytest.mark.distributed(backends=["nccl"])
         def test_elsewhere(world): ...
 
@@ -86,7 +93,7 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
         log=["1 deselected"],
         passed="test_default test_alone test_without_group test_expected_exit test_inherits test_says_otherwise"
         " test_sizes[world_size=1-a] test_sizes[world_size=2-a] test_sizes[world_size=1-b] test_sizes[world_size=2-b]"
-        " test_here test_without_the_fixture",
+        " test_here test_without_the_fixture test_of_base",
     )
 
 

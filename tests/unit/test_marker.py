@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,21 +18,26 @@ from dist_testing.core.pytest.marker import Distributed, read_marker
 from dist_testing.core.pytest.options import argument_texts, marker_help
 
 NODEID = "tests/test_a.py::test_b"
+Marks = Sequence[dict[str, Any]]
 
 
 class Definition:
-    """A test function with marks, closest first, as pytest provides them."""
+    """A test function with marks, closest first, and those of its parameter."""
 
     nodeid = NODEID
     config = SimpleNamespace(getini=lambda option: "")
 
-    def __init__(self, *marks: dict[str, Any], args: tuple[object, ...] = ()) -> None:
-        self._marks = [SimpleNamespace(args=args, kwargs=kwargs) for kwargs in marks]
+    def __init__(self, *marks: dict[str, Any], args: tuple[object, ...] = (), of_parameter: Marks = ()) -> None:
+        self._nodes = [SimpleNamespace(own_markers=[_mark(kwargs, args)]) for kwargs in reversed(marks)]
+        self.callspec = SimpleNamespace(marks=[_mark(kwargs, args) for kwargs in of_parameter])
 
-    def iter_markers(self, name: str) -> Iterator[SimpleNamespace]:
-        """Yield the marks of that name."""
-        assert name == "distributed"
-        yield from self._marks
+    def listchain(self) -> list[SimpleNamespace]:
+        """Return what pytest has collected, the function last: each has a mark."""
+        return self._nodes
+
+
+def _mark(kwargs: dict[str, Any], args: tuple[object, ...]) -> SimpleNamespace:
+    return SimpleNamespace(name="distributed", args=args, kwargs=kwargs)
 
 
 def read(**arguments: object) -> Distributed:
@@ -140,6 +145,9 @@ def test_the_closest_mark_wins_argument_by_argument() -> None:
     """If this fails, a class's argument overrides the function's, or is lost where the function sets none."""
     marker = read_marker(Definition({"world_size": 2}, {"world_size": 4, "timeout": 9}, {"timeout": 5, "init": False}))
     assert marker == Distributed((2,), False, 9.0)
+    assert read_marker(Definition({"timeout": 9, "init": False}, of_parameter=[{"timeout": 5}])) == Distributed(
+        init=False, timeout=5
+    )
 
 
 @pytest.mark.parametrize("name", argument_texts())

@@ -50,14 +50,21 @@ class Distributed:
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     """Return the marker of a test function; None if it has none.
 
-    Arguments of the function's own marker override those of its class's marker, and those the module's. If the ini
-    option `dist_marker` names the marker, its one positional argument is `world_size`.
+    Arguments of a parameter's marker override those of the function's own, then come the class, its base classes and
+    the module. If the ini option `dist_marker` names the marker, its one positional argument is `world_size`.
 
     Raises:
         UsageError: If an argument is unknown or its value is impossible.
     """
     arguments: dict[str, Any] = {}
-    marks = list(definition.iter_markers(marker_name(definition.config)))
+    named = marker_name(definition.config)
+    marks: list[pytest.Mark] = []
+    for node in definition.listchain():
+        # The closest one comes last; in a class, pytest has those of its base classes first.
+        marks += node.own_markers if isinstance(node, pytest.Class) else reversed(node.own_markers)
+    # pytest has those of a parameter behind the function's own.
+    marks += getattr(getattr(definition, "callspec", None), "marks", ())
+    marks = [mark for mark in marks if mark.name == named]
     if not marks:
         return None
     own = [mark for mark in getattr(getattr(definition, "obj", None), "pytestmark", ()) if mark in marks]
@@ -65,7 +72,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         if len(values := {repr(mark.kwargs[name]) for mark in own if name in mark.kwargs}) > 1:
             twice = f"{name} = {' and '.join(sorted(values))}, in two markers of one function"
             raise _wrong(definition, twice, "One of them would not count", "Leave one out.")
-    for mark in reversed(marks):
+    for mark in marks:
         if len(mark.args) == 1 and "world_size" not in mark.kwargs and definition.config.getini(MARKER_OPTION):
             # The project has said that its marker is the library's, and others write `@pytest.mark.world_size(2)`.
             arguments["world_size"] = mark.args[0]
