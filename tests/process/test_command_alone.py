@@ -117,14 +117,18 @@ _WITH_OPTION = """
     @pytest.mark.distributed(world_size=2)
     def test_option(world, request):
         assert world.rank != 1 or request.config.getoption("--limit") != "5"
+
+    def test_passes():
+        pass
 """
-# --dist has a value in pytest-xdist.
+# --dist has a value in pytest-xdist. pytest reads arguments from a file, one in each line.
 _CONFTEST = {
     "conftest.py": """
         def pytest_addoption(parser):
             parser.addoption("--limit")
             parser.addoption("--dist", action="store_true")
-    """
+    """,
+    "arguments": "-v\n--dist\n--limit\n5\ntest_cases.py::test_passes\n",
 }
 
 
@@ -161,7 +165,7 @@ _KINDS = (
         {"other.ini": "[pytest]\naddopts = -p dist_testing.core.pytest.plugin\ndist_marker = ranks\n"},
         test="test_own",
     ),
-    _Kind("options of a conftest", ("--dist", "--limit", "5"), _WITH_OPTION, _CONFTEST, test="test_option"),
+    _Kind("options of a conftest, in a file", ("@arguments",), _WITH_OPTION, _CONFTEST, test="test_option"),
     _Kind(
         "options in the environment",
         (),

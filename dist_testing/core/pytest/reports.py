@@ -6,13 +6,14 @@ It also decides whether an xfail mark expects what ranks have raised.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
 import shlex
 import sys
 import unittest
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def _command_alone(item: pytest.Item, spec: Spec) -> str:
     config = item.config
     # A worker of pytest-xdist has other arguments than its controller.
     given = getattr(config, "workerinput", {}).get("mainargv", ["", *arguments_of_part(config)])[1:]
-    arguments = _kept(given, config.option.file_or_dir)
+    arguments = _kept(list(_expanded(given, config.invocation_params.dir)), config.option.file_or_dir)
     if spec.world_sizes != (DEFAULT_WORLD_SIZE,) and config.getoption("--dist-world-size") is None:
         # That of torchrun, which the command does without.
         arguments.append(f"--dist-world-size={spec.world_sizes[0]}")
@@ -122,6 +123,17 @@ def _command_alone(item: pytest.Item, spec: Spec) -> str:
     path, _, rest = item.nodeid.partition("::")
     test = f"{os.path.relpath(config.rootpath / path, config.invocation_params.dir)}::{rest}"
     return " ".join([*variables, "python -m pytest" if is_module else "pytest", shlex.join([*arguments, test])])
+
+
+def _expanded(given: Iterable[str], folder: Path) -> Iterator[str]:
+    """Yield the arguments, those of a file `@FILE` in its place."""
+    for argument in given:
+        if argument.startswith("@"):
+            # A file that is gone has named tests in most cases, and is left out.
+            with contextlib.suppress(OSError):
+                yield from (folder / argument[1:]).read_text().splitlines()
+        else:
+            yield argument
 
 
 def _kept(given: list[str], paths: list[str]) -> list[str]:
