@@ -1,4 +1,4 @@
-"""`-s`: the output of ranks, shown while they print it.
+"""`-s` and `--capture=tee-sys`: the output of ranks, shown while they print it.
 
 Tests that compare all output make no default group: gloo of torch 2.10 prints a line when a group has connected.
 """
@@ -106,7 +106,7 @@ def test_pools_unittest_and_setup_show_are_live_too_and_a_crash_loses_nothing(st
             def test_method(self):
                 print("of a method")
     """
-    ended = run_cases(starter, tmp_path, source, "-s", "--setup-show")
+    ended = run_cases(starter, tmp_path, source, "--capture=tee-sys", "--setup-show")
     ended.check(failed="test_dies", passed="test_first test_second test_method")
     assert "x\ufffd\nlast words" in ended.log.partition("output of rank 1:")[2]
     for rank in range(2):

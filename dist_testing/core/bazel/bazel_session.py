@@ -116,8 +116,8 @@ class BazelSession:
             )
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """End the first line of the log at once with `-s`."""
-        if config.getoption("capture", "no") == "no":
+        """End the first line of the log at once with `-s` or `--capture=tee-sys`."""
+        if config.getoption("capture", "no") in ("no", "tee-sys"):
             # The user wants to see all output at once.
             self._head.end_line()
 

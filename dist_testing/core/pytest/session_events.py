@@ -64,7 +64,7 @@ class SessionEvents:
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.log_line
-            if config.getoption("capture", "no") == "no":
+            if config.getoption("capture", "no") in ("no", "tee-sys"):
                 self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
 
