@@ -210,13 +210,18 @@ def test_command_gives_the_same_verdict(starter: Starter, tmp_path: Path, kind: 
         assert "1 failed in" in again.log
 
 
-def test_command_of_another_folder(starter: Starter, tmp_path: Path) -> None:
-    """The name of a test begins at the root of the project, and the command at the folder where it was started."""
-    write_file(tmp_path, "test_cases.py", _OWN_MARKER)
+def test_files_outside_of_the_root_folder(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the test of one file runs twice, and never that of the other, or the command names no file.
+
+    The name of a test then begins at an argument, so both have the same. The command begins where it was started.
+    """
+    write_file(tmp_path, "first/test_cases.py", _OWN_MARKER)
+    write_file(tmp_path, "second/test_cases.py", _OWN_MARKER.replace("== 0", ">= 0"))
     (tmp_path / "below").mkdir()
-    options = ("-p", "dist_testing.core.pytest.plugin", "-o", "dist_marker=ranks", f"--rootdir={tmp_path}")
-    ended = run_pytest(starter, tmp_path / "below", *options, "../test_cases.py")
-    assert _said(ended, "test_own")[1].endswith(" ../test_cases.py::test_own")
+    options = ("-p", "dist_testing.core.pytest.plugin", "-o", "dist_marker=ranks", "--import-mode=importlib")
+    ended = run_pytest(starter, tmp_path / "below", *options, "--rootdir=.", "../first", "../second")
+    assert "1 failed, 1 passed" in ended.log, ended.log
+    assert _said(ended, "test_own")[1].endswith(" ../first/test_cases.py::test_own")
 
 
 def test_command_of_a_target(starter: Starter, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class RunnerPlugin:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the fork server now: the tests are imported, and no test code has run."""
         ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
-        self.context.items.update({item.nodeid: item for item in ours})
+        self.context.items.update({marked_items.rank_name(item): item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
                 then(self.context)
@@ -279,7 +279,7 @@ class RunnerPlugin:
     def _case(self, item: pytest.Item, marker: Distributed, size: int) -> Case:
         isolation = isolation_named(marker.isolation or self._spec.isolation)
         assert item.parent is not None
-        pool = f"{item.parent.nodeid}{'' if marker.init else ' without a group'}"
+        pool = f"{marked_items.rank_name(item.parent)}{'' if marker.init else ' without a group'}"
         if isolation.reuse is Reuse.NOTHING:
             pool = ""
         elif isolation.reuse is not Reuse.RANKS:
@@ -290,7 +290,7 @@ class RunnerPlugin:
             world_size=size,
             body=CaseBody(
                 FRONT_END,
-                item.nodeid,
+                marked_items.rank_name(item),
                 only_test=item.nodeid,
                 strict_calls=self._session.is_strict(marker.strict_collectives),
                 may_change=self._pool_keeps,

@@ -11,6 +11,7 @@ one world size, because its parameters exist already.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import unittest
 from collections.abc import Callable, Iterable, Sequence
@@ -49,6 +50,11 @@ _STARTERS = re.compile(
 def is_marked(item: pytest.Item) -> bool:
     """Return whether the item has the library's marker; known at the end of the collection."""
     return CASE_KEY in item.stash
+
+
+def rank_name(item: pytest.Item | pytest.Collector) -> str:
+    """Return the name by which ranks find an item: two files outside of the root folder can share a node id."""
+    return "::".join([os.path.relpath(item.path, item.config.rootpath), *item.nodeid.split("::")[1:]])
 
 
 def check_parameters(definition: pytest.Function) -> None:

@@ -47,7 +47,7 @@ from dist_testing.core.session.session import current_session
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# `CaseBody.front_end` of marked tests; the content is the node id of the item.
+# `CaseBody.front_end` of marked tests; the content is the name of the item, by `rank_name`.
 FRONT_END = "pytest"
 # Module of the fixtures `world` and `world_size`.
 _PLUGIN = f"{__package__}.plugin"
@@ -88,7 +88,7 @@ class PytestRankContext:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        # Those that run on ranks, by node id; filled when the tests have been collected.
+        # Those that run on ranks, by `rank_name`; filled when the tests have been collected.
         self.items: dict[str, pytest.Item] = {}
         self._reporting = _RankReporting()
         # Makes the calling thread's own copy of an item, where ranks are threads.
@@ -178,7 +178,7 @@ class PytestRankFrontEnd:
     """Runs collected items on a rank."""
 
     config: pytest.Config
-    # By node id.
+    # By `rank_name`.
     items: Mapping[str, pytest.Item]
     # Makes the calling thread's own copy of an item, where ranks are threads.
     own_item: Callable[[pytest.Item], pytest.Item] | None = None

@@ -120,8 +120,7 @@ def _command_alone(item: pytest.Item, spec: Spec) -> str:
     ]
     # `python -m` makes the working directory importable.
     is_module = os.path.basename(sys.argv[0]) == "__main__.py"
-    path, _, rest = item.nodeid.partition("::")
-    test = f"{os.path.relpath(config.rootpath / path, config.invocation_params.dir)}::{rest}"
+    test = f"{os.path.relpath(item.path, config.invocation_params.dir)}::{item.nodeid.partition('::')[2]}"
     return " ".join([*variables, "python -m pytest" if is_module else "pytest", shlex.join([*arguments, test])])
 
 
