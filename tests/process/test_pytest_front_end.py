@@ -69,6 +69,9 @@ _FIXTURES = '''
 
     def test_short(world):
         short()
+
+    def test_interrupted(world):
+        raise KeyboardInterrupt
 '''
 
 
@@ -81,7 +84,7 @@ def test_fixtures_and_errors_are_those_of_plain_pytest(starter: Starter, tmp_pat
     ended.check(
         passed="test_fixtures",
         failed="test_rewritten test_setup test_teardown test_unknown_fixture test_wider_scope test_second_group"
-        " test_short",
+        " test_short test_interrupted",
         log=[
             "assert [1, 2, 0] == [1, 2, 9]",
             "rank 1 raised ValueError: planted in setup in setup",
@@ -89,6 +92,7 @@ def test_fixtures_and_errors_are_those_of_plain_pytest(starter: Starter, tmp_pat
             "FixtureLookupError: no fixture 'no_such_fixture' in setup",
             "fixture 'no_such_fixture' not found",
             "ScopeMismatch",
+            "E       KeyboardInterrupt\n",
             "A world lives for one test. Give the fixture the scope of a function, or use",
             '>           raise ValueError("trying to initialize the default process group twice!")',
             "E           The library has made the default group. Remove the call, or mark the test with",
@@ -98,6 +102,8 @@ def test_fixtures_and_errors_are_those_of_plain_pytest(starter: Starter, tmp_pat
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= {f"{what}-{rank}" for what in ("torn-down", "finalised") for rank in range(2)}
     assert "Initialize the default distributed process group." not in ended.log
+    # pytest catches all other errors, and shows no frames of its own.
+    assert "pluggy" not in ended.failures()["test_interrupted"]
 
 
 _OUTCOMES = """

@@ -218,9 +218,10 @@ class PytestRankFrontEnd:
             else:
                 # Wrappers do not expect several threads: those of warnings and assertions change the whole process.
                 run_phases(item)
-        except pytest.exit.Exception as error:
-            # Raised by `pytest.exit`, and when the user quits the debugger.
-            reporter.end_session(str(error))
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            # The first is raised by `pytest.exit`, and when the user quits the debugger. pytest catches neither.
+            if isinstance(error, pytest.exit.Exception):
+                reporter.end_session(str(error))
             if not reporter.failed:
                 reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
 
