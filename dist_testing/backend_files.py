@@ -33,7 +33,7 @@ def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{file} cannot be read: {error}.\n"
-            "The hook pytest_dist_backends names it as the declaration of a backend.\n"
+            "The hook pytest_dist_backends, or --declared-in, names it as the declaration of a backend.\n"
             'Correct the path; Path(__file__).parent / "backend.bzl" is a file beside the conftest.py.'
         ) from error
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -54,7 +54,7 @@ def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
         raise UsageError(
             f"{file} declares no backend.\n"
             f"It has no call of {_FUNCTION} from a load() of @dist_testing//dist_testing:backends.bzl.\n"
-            "Name the .bzl file with the declaration in pytest_dist_backends."
+            "Name the .bzl file that has the declaration."
         )
     return [_backend(f"{file}:{call.lineno}", call) for call in calls]
 

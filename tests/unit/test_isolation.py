@@ -54,6 +54,8 @@ def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
     what, known, way_out = refusal(lambda: isolation_named(name)).splitlines()
     assert repr(name) in what
     assert ", ".join(isolation_names()) in known
+    # Parts of the library, of which most bring none.
+    assert "log_limits" not in known
     assert ("Did you mean 'spawn'" in way_out) is (name == "spwan")
 
 

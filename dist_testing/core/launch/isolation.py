@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dist_testing.core.ground.add_ons import add_on_list, add_ons, blaming
+from dist_testing.core.ground.add_ons import add_ons, blaming
 from dist_testing.core.ground.backends import Backend, backends, default_backend
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
@@ -115,7 +115,7 @@ def isolation_named(name: str) -> Isolation:
                 return register_isolation(declared)
     raise UsageError(
         f"Isolation {name!r} does not exist.\n"
-        f"The isolations are {', '.join(isolation_names())}; add-ons can bring others ({add_on_list()}).\n"
+        f"The isolations are {', '.join(isolation_names())}; add-ons of other packages can bring more.\n"
         f"{did_you_mean(name, isolation_names(), 'Use one of them, or install the package that brings it.')}"
     )
 
@@ -133,7 +133,7 @@ def default_isolation(backend: Backend) -> Isolation:
             return isolation
     raise UsageError(
         f"Backend {backend.name!r} connects threads of one process, and no isolation makes such ranks.\n"
-        f"The isolations are {', '.join(isolation_names())}; add-ons can bring others ({add_on_list()}).\n"
+        f"The isolations are {', '.join(isolation_names())}; add-ons of other packages can bring more.\n"
         "Install the package that brings it, or use another backend."
     )
 
