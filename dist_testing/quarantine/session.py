@@ -41,9 +41,9 @@ def _file_of(config: pytest.Config) -> Path:
     else:
         return built_in.QUARANTINE_FILE
     path = folder / text
-    if not path.exists() and (rlocation := find_runfiles()) is not None and (found := rlocation(text)):
+    if "TEST_SRCDIR" in os.environ and not path.exists() and (rlocation := find_runfiles()) is not None:
         # Bazel's `$(rlocationpath)`.
-        return Path(found)
+        return Path(rlocation(text) or path)
     return path
 
 

@@ -257,6 +257,8 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
 def test_a_wrong_file_ends_the_session(starter: Starter, tmp_path: Path, text: str | None, told: str) -> None:
     """If this fails, a typing error in the file makes a traceback, or a run without the quarantine."""
     write_file(tmp_path, "test_a.py", "def test_one():\n    pass\n")
+    # A run without Bazel does not have this package.
+    write_file(tmp_path, "runfiles.py", "raise ModuleNotFoundError\n")
     if text is not None:
         (tmp_path / "quarantine.toml").write_text(text, encoding="utf-8")
     run = run_pytest(starter, tmp_path, "--dist-quarantine=quarantine.toml")
