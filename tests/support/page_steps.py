@@ -21,6 +21,8 @@ _MASKS = (
     (re.compile(r"\d+\.\d+ ?s\b(?: \(\d+:\d\d:\d\d\))?"), "TIME"),
     (re.compile(r"([=_-])\1{2,}"), r"\1\1\1"),
     (re.compile(r"\b(Python|pytest-|pluggy-|dist_testing-) ?\d[\w.+]*"), r"\1VERSION"),
+    # Tests start it so; users as the page says.
+    (re.compile("python -m pytest"), "pytest"),
 )
 _ANY_LINES = "..."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run every kind of hang with every way to make ranks, and print what the library says of it.
 
-    python tools/bench/hangs.py [--kinds "early return;other tag"] [--isolations "fork;pool"] [--quick]
+    PYTHONPATH=. python tools/bench/hangs.py [--kinds "early return;other tag"] [--isolations "fork;pool"] [--quick]
 
 A column for each isolation: `proven` or `deadline`, the rank that is blamed (`-` where no single rank is), and the
 seconds from the moment when the last rank began its test to the verdict, with stacks taken and all ranks stopped. The
