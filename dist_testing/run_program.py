@@ -74,20 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, (metavar, text) in _READ_BY_PYTEST.items():
         parser.add_argument(f"--{name}", f"--dist-{name}", metavar=metavar, help=text)
-    parser.add_argument(
-        "--expected-exit",
-        metavar=_EXIT,
-        action="append",
-        default=[],
-        help="how the process of a rank must end; a negative code is a signal, as in 1=-9; may be repeated",
-    )
-    parser.add_argument(
-        "--fault",
-        metavar=_FAULT,
-        action="append",
-        default=[],
-        help="a fault that the runner causes, seconds after the start of the script, as in 3=kill(2); may be repeated",
-    )
+    for option, metavar, text in (
+        ("--expected-exit", _EXIT, "how the process of a rank must end; a negative code is a signal, as in 1=-9"),
+        ("--fault", _FAULT, "a fault that the runner causes, seconds after the start of the script, as in 3=kill(2)"),
+    ):
+        parser.add_argument(option, metavar=metavar, action="append", default=[], help=f"{text}; may be repeated")
     parser.add_argument("--junit", metavar="FILE", help="write the result as JUnit's XML")
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from dist_testing.core.ground.errors import UsageError
+
 # pytest's options with a separate value, which could look like the name of a test.
 _OPTIONS_WITH_VALUE = ("-k", "-m", "-p")
 # unittest's options to pytest's options of the same meaning.
@@ -28,8 +30,16 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
             such as `Class.test_method`; None (default) for the command line's.
 
     Raises:
-        SystemExit: Always, with pytest's exit code; 2 if the main module has no file.
+        SystemExit: With pytest's exit code; 2 if the main module has no file.
+        UsageError: If the import of a file calls it, as pytest imports the main module's.
     """
+    caller = sys._getframe(1)
+    if caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__":
+        raise UsageError(
+            f"run_tests() was called by the import of {caller.f_globals['__name__']}.\n"
+            "It runs the tests of a file that is started as a program, and pytest imports that file.\n"
+            'Call it below `if __name__ == "__main__":`.'
+        )
     import pytest
 
     from dist_testing.core.pytest import plugin as pytest_plugin

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from dist_testing.core.ground.errors import UsageError
 from tests.support.children import assert_no_folder_left, write_file
 from tests.support.starter import Starter
 
@@ -67,6 +69,13 @@ def test_program_takes_options(
     assert child.wait() == code, child.log
     assert said in child.log, child.log
     assert_no_folder_left(tmp_path)
+
+
+def test_a_call_by_the_import_of_the_file_is_refused(tmp_path: Path) -> None:
+    """If this fails, a file without `if __name__ == "__main__":` ends in a long traceback of pytest."""
+    file = write_file(tmp_path, "test_cases.py", f"import dist_testing\n{_OURS}\n")
+    with pytest.raises(UsageError, match=r"by the import of test_cases\."):
+        runpy.run_path(str(file), run_name="test_cases")
 
 
 def test_unittest_does_not_start_worlds_inside_ranks(starter: Starter, tmp_path: Path) -> None:

@@ -176,11 +176,6 @@ def add_ons() -> tuple[AddOn, ...]:
     return tuple(sorted(found.values(), key=lambda add_on: (add_on.order, add_on.name)))
 
 
-def add_on_list() -> str:
-    """Return the names of the add-ons of this process, for error texts."""
-    return ", ".join(add_on.name for add_on in add_ons()) or "no add-ons"
-
-
 def add_on_named(name: str, needed_by: str) -> AddOn:
     """Return the add-on with a name, or raise AddOnError; `needed_by` begins its text, such as "nodes = 2"."""
     for add_on in add_ons():
@@ -188,7 +183,7 @@ def add_on_named(name: str, needed_by: str) -> AddOn:
             return add_on
     raise AddOnError(
         f"{needed_by}: the add-on {name!r} is missing.\n"
-        f"This dist_testing has {add_on_list()}.\n"
+        f"This dist_testing has {', '.join(add_on.name for add_on in add_ons()) or 'no add-ons'}.\n"
         "Install the package that brings it, or do without."
     )
 
