@@ -65,6 +65,13 @@ def split_targets(given: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(given[:end]), list(given[end:])
 
 
+def names_targets(given: Sequence[str]) -> bool:
+    """Return whether Bazel's arguments say what to test, also by a file; Bazel refuses targets beside such a file."""
+    before, targets = split_targets(given)
+    named = [text for text in before if not text.startswith("-") or text.startswith("--target_pattern_file=")]
+    return bool(named or targets[1:])
+
+
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a sub-command's arguments; the description is its docstring."""
     return argparse.ArgumentParser(

@@ -26,6 +26,7 @@ from bazel_process import (
     ask_endpoint,
     bazel_and_workspace,
     command_parser,
+    names_targets,
     number_up_to,
     run_bazel,
     split_targets,
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     before, targets = split_targets(given)
     flags = [argument for argument in before if argument.startswith("-")]
     command = [*bazel, *before, f"--build_event_json_file={events.absolute()}", *targets]
-    if flags == before and not targets[1:]:
+    if not names_targets(given):
         command.append("//...")
     _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):

@@ -196,6 +196,7 @@ def test_a_job_ends_as_bazel_and_its_results_say(
         (["--"], r"EVENTS -- //\.\.\."),
         (["-k", "--"], r"-k EVENTS -- //\.\.\."),
         (["--", "-//a"], "EVENTS -- -//a"),
+        (["--target_pattern_file=a"], "--target_pattern_file=a EVENTS"),
         (["//a:a", "--test_filter=a b", "--attempts=1", "--", "-//a:b"], "//a:a --test_filter=a b EVENTS -- -//a:b"),
     ],
 )
@@ -204,7 +205,8 @@ def test_flags_and_targets_reach_bazel_as_they_are(job: Job, given: list[str], c
     ended = job.run((0, job.events(0, "SUCCESS", GOOD)), arguments=given)
     expected = call.replace("EVENTS", r"--build_event_json_file=\S+")
     assert re.fullmatch(f"test --config=ci {expected}", ended.calls[0])
-    flags = "".join(f" {flag}" for flag in given if flag in ("-k", "--config=x", "--test_filter=a b"))
+    passed_on = ("-k", "--config=x", "--test_filter=a b", "--target_pattern_file=a")
+    flags = "".join(f" {flag}" for flag in given if flag in passed_on)
     assert ended.questions[0].startswith(f"test --config=ci{flags} --remote_timeout=")
     assert "//a" not in ended.questions[0]
 
