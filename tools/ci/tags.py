@@ -1,8 +1,8 @@
 """Find unknown tags, and tests that no CI job runs: `ci tags [OPTION...]`.
 
 Every tag of a test must be one of Bazel's, one that dist_py_test sets, or one that `--known` documents: a filter with a
-misspelt tag silently selects nothing. Give `--job` once for each CI job, with its flags; then at least one of these
-jobs must run every test, except `manual` ones. Nothing is built or run.
+misspelt tag silently selects nothing. Give `--job` once for each CI job, with its flags, and its targets if it tests
+only some; then at least one of these jobs must run every test, except `manual` ones. Nothing is built or run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bazel_process import bazel_and_workspace, command_parser
+from bazel_process import bazel_and_workspace, command_parser, names_targets, split_targets
 from build_events import is_whole, read_events
 
 from dist_testing.core.ground.errors import ReportError
@@ -42,6 +43,7 @@ BAZEL = (
     "requires-fakeroot",
     "requires-network",
     "resources:<word>:<n>",
+    "resources:<word>:<n>.<n>",
     # Set by rules_python on every target: the rule was loaded, and is not the built-in one.
     "__PYTHON_RULES_MIGRATION_DO_NOT_USE_WILL_BREAK__",
 )
@@ -171,16 +173,18 @@ def tests(bazel: Bazel, pattern: str) -> list[Target]:
 
 
 def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
-    """Return the tests that `bazel test <flags> <pattern>` would run.
+    """Return the tests that `bazel test <flags>` would run, on the pattern if the flags name no targets.
 
     Raises:
         ReportError: If Bazel cannot tell, or its build events cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="tags.") as folder:
         file = Path(folder, "events.json")
+        words = shlex.split(flags)
+        before, targets = split_targets(words)
         # Behind the flags: they may name such a file, too, and Bazel takes the last one.
-        options = ("--nobuild", "--keep_going", "--build_tests_only", *flags.split(), f"--build_event_json_file={file}")
-        done = bazel("test", *options, "--", pattern)
+        ours = ("--nobuild", "--keep_going", "--build_tests_only", f"--build_event_json_file={file}")
+        done = bazel("test", *before, *ours, *(targets if names_targets(words) else ("--", pattern)))
         if done.returncode not in _NOBUILD_CODES or not file.exists():
             raise ReportError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
         events = read_events(file)
@@ -204,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--known", action="append", default=[], metavar="TAG", help="a documented tag: nightly, team:<word>"
     )
-    parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="the flags of one CI job")
+    parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="flags and targets of one CI job")
     parser.add_argument("--pattern", default="//...", help="the tests to check (default: //...)")
     options = parser.parse_args(arguments)
     program, workspace = bazel_and_workspace(options.bazel)
@@ -218,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ReportError(f"{options.pattern} has no tests.\nSo there is nothing to check.\nCorrect --pattern.")
         problems = tag_problems(targets, options.known)
         jobs = {flags: tests_of_job(bazel, flags, options.pattern) for flags in options.job}
-    except (OSError, ReportError) as error:
+    except (OSError, ReportError, ValueError) as error:
         print(f"tags: {error}", file=sys.stderr)
         return 2
     if jobs:

@@ -20,7 +20,7 @@ def _rule(name: str, tag_list: list[str], **properties: str) -> str:
 
 _KNOWN = """
 manual cpu:4 resources:gpu:2 gpu_arch:sm_90 gpus_ge_16 backend:cuda_gloo requires-gpu-nvidia:2 nodes:2 requires-netns
-team:infra nightly
+resources:memory:0.5 team:infra nightly
 """
 _UNKNOWN = "cpu:four gpus_ge_ requires-gpu-nvidia:2:3 mutli_gpu nightly2"
 
@@ -68,6 +68,7 @@ import pathlib, sys
 here = pathlib.Path(__file__).parent
 if sys.argv[1] == "query":
     sys.stdout.buffer.write((here / "rules").read_bytes())
+(here / "call").write_text(chr(10).join(sys.argv[1:]))
 for argument in sys.argv:
     if argument.startswith("--build_event_json_file="):
         pathlib.Path(argument.partition("=")[2]).write_bytes((here / "events").read_bytes())
@@ -77,14 +78,14 @@ _ODD = "//a:caf\N{NEXT LINE}e"
 _LAST: dict[str, object] = {"id": {"progress": {}}, "lastMessage": True}
 
 
-def _ask_about_odd(folder: Path, events: str) -> int:
+def _ask_about_odd(folder: Path, events: str, job: str = "--config=ci") -> int:
     program = folder / "bazel"
     program.write_text(f"#!{sys.executable}\n{_BAZEL}", encoding="utf-8")
     program.chmod(0o755)
     rule = json.dumps(json.loads(_rule(_ODD, [])), ensure_ascii=False)
     (folder / "rules").write_text(f"{rule}\n", encoding="utf-8")
     (folder / "events").write_text(events, encoding="utf-8")
-    return tags.main([f"--bazel={program}", "--job=--config=ci"])
+    return tags.main([f"--bazel={program}", f"--job={job}"])
 
 
 def _lines(*events: dict[str, object]) -> str:
@@ -95,6 +96,27 @@ def test_only_a_line_feed_ends_an_answer(tmp_path: Path, capsys: pytest.CaptureF
     """One odd label would end the check of all others in a traceback."""
     assert _ask_about_odd(tmp_path, _lines(_completed(_ODD, "NO_BUILD"), _LAST)) == 0
     assert capsys.readouterr().out == "tags: 1 tests, 1 CI job(s); 0 problem(s)\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "flags", "targets"),
+    [
+        ("-k --test_tag_filters='gpu,-slow'", ["-k", "--test_tag_filters=gpu,-slow"], ["--", "//..."]),
+        ("-k //a/... -- -//a:b", ["-k", "//a/..."], ["--", "-//a:b"]),
+        ("--target_pattern_file=x", ["--target_pattern_file=x"], []),
+    ],
+)
+def test_a_job_is_asked_about_as_it_runs(tmp_path: Path, job: str, flags: list[str], targets: list[str]) -> None:
+    """A job of some targets would count as one of all, or a quoted flag would select nothing."""
+    assert _ask_about_odd(tmp_path, _lines(_completed(_ODD, "NO_BUILD"), _LAST), job) == 0
+    call = (tmp_path / "call").read_text(encoding="utf-8").splitlines()
+    assert (call[: len(flags) + 1], call[len(flags) + 5 :]) == (["test", *flags], targets)
+
+
+def test_a_quote_that_does_not_end_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing error would be a traceback."""
+    assert _ask_about_odd(tmp_path, "", "--test_arg='a") == 2
+    assert capsys.readouterr().err == "tags: No closing quotation\n"
 
 
 @pytest.mark.parametrize("cut", [10, len(_lines(_LAST)), len(_lines(_LAST)) + 10])
