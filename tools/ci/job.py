@@ -68,13 +68,13 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
         command.append("//...")
     _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):
+        # Events of an earlier attempt or run are no results of this one.
+        events.unlink(missing_ok=True)
         if refusal := ask_endpoint([*bazel, *flags], workspace, folder):
             status, text = refusal
             _say(text)
             print(f"ci: exit status {status}: attempt {number} was not started")
             return status
-        # Events of an earlier attempt or run are no results of this one.
-        events.unlink(missing_ok=True)
         status = run_bazel(command, workspace)
         try:
             invocation = read_invocation(events)

@@ -304,10 +304,13 @@ def _options(label: str, **values: str) -> Event:
 def test_an_executor_that_does_not_answer_is_an_error_before_the_job(
     job: Job, options: dict[str, str] | None, address: str
 ) -> None:
-    """If it fails, a CI job hangs for an hour at an address behind a firewall, and does not name it."""
+    """If it fails, a CI job hangs for an hour at an address behind a firewall, or old events count as its results."""
+    kept = job.folder / "kept.json"
+    kept.touch()
     events = [_options("original", remote_executor="grpc://elsewhere"), _options("canonical", **(options or {}))]
-    ended = job.run(probe=(38, _SILENCE, _lines(events) if options is not None else None))
-    assert (ended.status, ended.calls) == (34, [])
+    probe = (38, _SILENCE, _lines(events) if options is not None else None)
+    ended = job.run(arguments=[f"--events={kept}"], probe=probe)
+    assert (ended.status, ended.calls, kept.exists()) == (34, [], False)
     assert ended.out == "ci: exit status 34: attempt 1 was not started\n"
     _, *lines = ended.err.splitlines()
     assert len(lines) == 3
