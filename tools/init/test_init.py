@@ -194,6 +194,25 @@ def test_repository_that_fits(tmp_path: Path, version: str) -> None:
     assert cli.main([f"--dir={tmp_path}", "--check"]) == 0
 
 
+def test_repository_of_several_files(tmp_path: Path) -> None:
+    """Otherwise a repository that divides its files is called wrong, and gets a second hub and bazel_dep."""
+    _repository(tmp_path)
+    (tmp_path / "third_party").mkdir()
+    for name, part, line in (
+        ("MODULE.bazel", "lib.MODULE.bazel", 'include("//third_party:lib.MODULE.bazel")\n'),
+        (".bazelrc", "lib.bazelrc", "import %workspace%/third_party/lib.bazelrc\n"),
+    ):
+        (tmp_path / name).rename(tmp_path / "third_party" / part)
+        (tmp_path / name).write_text(line)
+    # Each file has its own names.
+    for old, new in (("\ndist_testing = ", "\ndt = "), ("dist_testing.packages", "dt.packages")):
+        _replace("third_party/lib.MODULE.bazel", old, new)(tmp_path)
+    before = _tree(tmp_path)
+    assert cli.main([f"--dir={tmp_path}", "--check"]) == 0
+    assert cli.main([f"--dir={tmp_path}"]) == 0
+    assert _tree(tmp_path) == before
+
+
 def test_repository_without_the_tag_or_without_modules(tmp_path: Path) -> None:
     """Otherwise repositories with flags or with WORKSPACE cannot see that their copy is old."""
     _repository(tmp_path)

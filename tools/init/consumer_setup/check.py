@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from consumer_setup.library import FLAGS_FILE, MODULE, Library, problem, read_text
+from consumer_setup.library import FLAGS_FILE, MODULE, Library, problem, read_flags, read_text
 from consumer_setup.module_file import NAME as MODULE_FILE
 from consumer_setup.module_file import ModuleFile, read_module_file
 
@@ -35,7 +35,7 @@ def differences(library: Library, folder: Path, command: str) -> Iterator[str]:
             f"Name the root (--dir=FOLDER), or make it one: {command}",
         )
         return
-    flags = read_text(folder / ".bazelrc") if (folder / ".bazelrc").exists() else ""
+    flags = read_flags(folder, ".bazelrc")
     if module is not None:
         yield from _version_of_the_library(library, module, command)
     yield from _packages(module, flags)
@@ -60,16 +60,15 @@ def _version_of_the_library(library: Library, module: ModuleFile, command: str) 
             f"Add it: {command}",
         )
         return
-    place = f"{MODULE_FILE}:{mine.line}"
     if "repo_name" in mine.arguments:
         yield problem(
-            f'{place}: {MODULE} is there with repo_name = "{mine.arguments["repo_name"]}".',
+            f'{mine.place}: {MODULE} is there with repo_name = "{mine.arguments["repo_name"]}".',
             f"{FLAGS_FILE} names @{MODULE}, so none of its configurations would work.",
             "Remove repo_name from that line.",
         )
     if mine.arguments.get("version", library.version) != library.version:
         yield problem(
-            f"{place}: {MODULE} is there in version {mine.arguments['version']}; this is {library.version}.",
+            f"{mine.place}: {MODULE} is there in version {mine.arguments['version']}; this is {library.version}.",
             "The line was not changed with the clone or commit, or this program belongs to another clone.",
             f'Write version = "{library.version}" there, or start the program of the version that you use.',
         )

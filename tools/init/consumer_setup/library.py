@@ -17,6 +17,7 @@ FLAGS_FILE = "dist_testing.bazelrc"
 # A block of code with the name of its file. Files below `mine/` are those of a new repository.
 _BLOCK = re.compile(r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _START = "mine/"
+_IMPORT = re.compile(r"^(?:try-)?import\s+%workspace%/(\S+)", re.MULTILINE)
 _COMMANDS = "mine:commands"
 
 
@@ -44,6 +45,12 @@ def read_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise SetupError(f"'{path}' cannot be read: it is not UTF-8.", f"{error}.", "Repair or remove it.") from error
+
+
+def read_flags(folder: Path, name: str) -> str:
+    """Return the text of a .bazelrc file and of those that it imports from the repository; a missing one is empty."""
+    text = read_text(folder / name) if (folder / name).exists() else ""
+    return "\n".join([text, *(read_flags(folder, imported) for imported in _IMPORT.findall(text))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from consumer_setup.library import FLAGS_FILE, MODULE, Library, SetupError, read_text
+from consumer_setup.library import FLAGS_FILE, MODULE, Library, SetupError, read_flags, read_text
 from consumer_setup.module_file import NAME as MODULE_FILE
 from consumer_setup.module_file import ModuleFile, read_module_file, statements
 
@@ -79,7 +79,7 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
             text = _missing_statements(text, library, folder, module, hub)
         elif name in _LINE_FILES and (folder / name).exists():
             # A `try-import` imports, too.
-            there = {line.strip().removeprefix("try-") for line in read_text(folder / name).splitlines()}
+            there = {line.strip().removeprefix("try-") for line in read_flags(folder, name).splitlines()}
             lines = text.splitlines(keepends=True)
             is_complete = all(line.startswith("#") or line.strip() in there for line in lines)
             text = "" if is_complete else "".join(line for line in lines if line.strip() not in there)
