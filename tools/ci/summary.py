@@ -56,7 +56,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     for label in summary.idle:
         yield f"RAN NOTHING  {label}"
     for label in summary.unread:
-        why = next((problem.text for problem in report.problems if problem.subject.startswith(label)), "unknown")
+        why = next((one.text for one in report.problems if f"{one.subject} ".startswith(f"{label} ")), "unknown")
         yield f"NO RESULTS  {label}: {_first_line(why)}"
     for label in invocation.incompatible:
         yield f"SKIPPED BY BAZEL  {label}: not for this platform or its GPUs"

@@ -39,7 +39,10 @@ def test_results_that_cannot_be_read_cost_their_own_lines_alone() -> None:
     ]
     values: dict[str, Any] = {
         "summaries": {"//a:killed": "TIMEOUT", "//a:good": "PASSED", "//a:bad": "FAILED"},
-        "problems": [Problem("//a:good", "cut.xml cannot be read as XML\nIt was cut off.\nRun it again.")],
+        "problems": [
+            Problem("//a:good_too", "another file is missing"),
+            Problem("//a:good (shard 2)", "cut.xml cannot be read as XML\nIt was cut off.\nRun it again."),
+        ],
     }
     page = _page(*runs, **values)
     assert "TIMEOUT  //a:killed\n    attempt 1: TIMEOUT; its results cannot be read" in page
