@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +64,8 @@ class Source:
         yield "end_of_record"
 
 
-def merge(reports: Iterable[str]) -> dict[str, Source]:
-    """Read reports, and add up their counts for each source.
+def merge(reports: Iterable[str], actual: Mapping[str, str]) -> dict[str, Source]:
+    """Read reports, and add up their counts for each source. `actual` has other names of sources.
 
     Raises:
         ValueError: If a report is not LCOV.
@@ -76,7 +76,7 @@ def merge(reports: Iterable[str]) -> dict[str, Source]:
         for line in report.splitlines():
             kind, _, value = line.partition(":")
             if kind == "SF":
-                source = sources.setdefault(value, Source())
+                source = sources.setdefault(actual.get(value, value), Source())
             else:
                 source.add(kind, value)
     return sources
@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument(
         "--filter_sources", action="append", default=[], help="regular expressions of sources to leave out"
     )
+    parser.add_argument("--sources_to_replace_file", type=Path, help="other names of sources: REPORTED:ACTUAL")
     parser.add_argument("--source_file_manifest", type=Path, help="lists the sources to include")
     given = parser.parse_args()
     files: list[Path] = []
@@ -100,7 +101,11 @@ def main() -> int:
             files = [Path(line) for line in given.reports_file.read_text(encoding="utf-8").splitlines()]
         else:
             files = sorted(path for path in given.coverage_dir.rglob("*.dat") if path != given.output_file)
-        sources = merge(path.read_text(encoding="utf-8") for path in files)
+        actual: dict[str, str] = {}
+        if given.sources_to_replace_file is not None:
+            lines = given.sources_to_replace_file.read_text(encoding="utf-8").splitlines()
+            actual = {reported: name for reported, _, name in (line.partition(":") for line in lines)}
+        sources = merge((path.read_text(encoding="utf-8") for path in files), actual)
         if given.source_file_manifest is not None:
             wanted = set(given.source_file_manifest.read_text(encoding="utf-8").split("\n"))
             sources = {name: source for name, source in sources.items() if name in wanted}
