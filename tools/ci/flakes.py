@@ -15,7 +15,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import bazel_and_workspace, command_parser, number_up_to, run_bazel, split_targets
+from bazel_process import (
+    bazel_and_workspace,
+    command_parser,
+    names_targets,
+    number_up_to,
+    run_bazel,
+    split_targets,
+)
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
@@ -28,7 +35,7 @@ _TESTS_FAILED = 3
 def main(arguments: Sequence[str]) -> int:
     """Run the targets and print the rates; return the exit status."""
     options, given = _parser().parse_known_args(arguments)
-    if not [argument for argument in given if not argument.startswith("-")]:
+    if not names_targets(given):
         sys.stderr.write(
             "flakes: no target is named.\n"
             "The command runs targets again and again, so it needs to know which.\n"

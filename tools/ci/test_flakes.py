@@ -84,9 +84,10 @@ def test_runs_go_on_until_a_claim_can_be_made(
     assert made[0].startswith("test //x:y --keep_going --flaky_test_attempts=1 --cache_test_results=no")
 
 
-def test_a_failed_build_ends_with_bazels_status(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a build error looks like clean runs."""
-    assert run("--runs=5", "//x:y", status=1) == 1
+@pytest.mark.parametrize("target", ["//x:y", "--target_pattern_file=x"])
+def test_a_failed_build_ends_with_bazels_status(run: Run, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    """If it fails, a build error looks like clean runs, or a file of targets is no target."""
+    assert run("--runs=5", target, status=1) == 1
     assert "Bazel's exit status is 1" in capsys.readouterr().err
 
 
