@@ -1,7 +1,10 @@
 """The macro backend_conformance_test."""
 
 load("//dist_testing/private:dist_py_test.bzl", "dist_py_test")
+load("//dist_testing/private:labels.bzl", "add_labels")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem", "shown")
+load("//dist_testing/private:validate_environment.bzl", "env_problems")
+load("//dist_testing/private:validate_targets.bzl", "lists_problems", "tags_problems")
 load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
 visibility(LIBRARY)
@@ -52,12 +55,22 @@ def backend_conformance_test(
         **kwargs: More arguments of dist_py_test, but not `srcs`, `backends`, `world_size` and `isolation`.
     """
     cells = [] if cells == None else cells
+    data = [] if data == None else data
     env = {} if env == None else env
     tags = [] if tags == None else tags
     max_world_size = _WORLD_SIZES[-1] if max_world_size == None else max_world_size
     fail_on(
         "backend_conformance_test //{}:{}".format(native.package_name(), name),
-        conformance_problems(expectations, cells, cell_limit, max_world_size, env, kwargs),
+        conformance_problems(
+            expectations = expectations,
+            cells = cells,
+            cell_limit = cell_limit,
+            max_world_size = max_world_size,
+            data = data,
+            env = env,
+            tags = tags,
+            more = kwargs,
+        ),
     )
     sizes = [size for size in _WORLD_SIZES if size <= max_world_size]
     variables = {"CONFORMANCE_WORLD_SIZES": ",".join([str(size) for size in sizes])}
@@ -73,7 +86,7 @@ def backend_conformance_test(
         name = name,
         srcs = [_CELLS],
         backends = [backend],
-        data = (data or []) + ([expectations] if expectations else []),
+        data = add_labels(data, [expectations] if expectations else []),
         env = env | variables,
         shard_count = shard_count,
         tags = tags,
@@ -81,21 +94,23 @@ def backend_conformance_test(
         **kwargs
     )
 
-def conformance_problems(expectations, cells, cell_limit, max_world_size, env, more):
-    """Checks the arguments that backend_conformance_test has beside those of dist_py_test.
+def conformance_problems(*, expectations, cells, cell_limit, max_world_size, data, env, tags, more):
+    """Checks the arguments that backend_conformance_test has beside those of dist_py_test, and those that it adds to.
 
     Args:
         expectations: The argument.
         cells: The argument; a list for None.
         cell_limit: The argument.
         max_world_size: The argument; 7 for None.
+        data: The argument; a list for None.
         env: The argument; a dict for None.
+        tags: The argument; a list for None.
         more: The other arguments.
 
     Returns:
         A list of error texts.
     """
-    problems = []
+    problems = lists_problems({"data": data}) + tags_problems(tags) + env_problems(env)
     if expectations != None and (type(expectations) not in ("string", "Label") or not expectations):
         problems.append(problem(
             "expectations = {}".format(shown(expectations)),

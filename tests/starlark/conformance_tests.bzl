@@ -1,17 +1,28 @@
 """Error texts of backend_conformance_test, and values that are nearly wrong and right."""
 
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load("//dist_testing:conformance.bzl", "backend_conformance_test")
 load("//dist_testing/private:conformance.bzl", "conformance_problems")  # buildifier: disable=bzl-visibility
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
 
-def _problems(expectations = None, cells = [], cell_limit = None, max_world_size = 7, env = {}, more = {}):
-    return conformance_problems(expectations, cells, cell_limit, max_world_size, env, more)
+def _problems(**wrong):
+    right = {"expectations": None, "cells": [], "cell_limit": None, "max_world_size": 7, "data": [], "env": {}, "tags": [], "more": {}}
+    return conformance_problems(**(right | wrong))
 
 def _conformance_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, _problems())
-    assert_accepted(env, _problems("conformance.json", ["broadcast/*"], 1, 1, {"MINE": "1"}, {"size": "large"}))
-    assert_accepted(env, _problems(Label("//:a.json")))
+    assert_accepted(env, _problems(
+        cell_limit = 1,
+        cells = ["broadcast/*"],
+        data = select({"//conditions:default": []}),
+        env = {"MINE": "1"},
+        expectations = "conformance.json",
+        max_world_size = 1,
+        more = {"size": "large"},
+        tags = ["cpu:4"],
+    ))
+    assert_accepted(env, _problems(expectations = Label("//:a.json")))
     for wrong in ["", ["a.json"], 3]:
         assert_refused(env, _problems(expectations = wrong), "expectations = ", "label of one JSON file", "or drop it")
     for wrong in ["broadcast/*", [""], ["a b"], [3]]:
@@ -23,6 +34,8 @@ def _conformance_test_impl(ctx):
     assert_refused(env, _problems(env = {"CONFORMANCE_CELLS": "x"}), "env: CONFORMANCE_CELLS\n", "Use the argument")
     for argument in ["srcs", "backends", "world_size", "isolation"]:
         assert_refused(env, _problems(more = {argument: 1}), argument, "its own cases and worlds", "Drop the argument")
+    for argument in ["data", "env", "tags"]:
+        assert_refused(env, _problems(**{argument: "x"}), argument + " = \"x\"\n")
     asserts.equals(env, 2, len(_problems(cell_limit = 0, max_world_size = 0)))
     return unittest.end(env)
 
@@ -35,3 +48,12 @@ def conformance_test_suite(name):
         name: Name of the suite.
     """
     unittest.suite(name, conformance_test)
+
+    # Bazel refuses a label that is there twice, and then loads nothing of this package.
+    backend_conformance_test(
+        name = "expectations_in_data",
+        backend = "gloo",
+        data = ["cases.py"],
+        expectations = ":cases.py",
+        tags = ["manual"],
+    )
