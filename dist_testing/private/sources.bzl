@@ -40,18 +40,8 @@ _test_sources = rule(
 )
 
 def expands_labels(value):
-    """Says whether Bazel may expand labels in an argument, such as `$(location data.txt)`.
-
-    Args:
-        value: A list, a dict or a select().
-
-    Returns:
-        A boolean; True for a select(), which hides its texts.
-    """
-    if type(value) == "select":
-        return True
-    values = value.values() if type(value) == "dict" else value
-    return bool([text for text in values if type(text) == "string" and "$(" in text])
+    """Says whether Bazel expands labels in an argument, such as `$(location data.txt)`; the text of a select() has its values."""
+    return "$(" in repr(value)
 
 def test_sources(*, name, srcs, deps, attributes):
     """Declares the library with the sources of a dist_py_test.

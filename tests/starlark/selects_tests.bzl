@@ -88,8 +88,8 @@ def selects_test_suite(*, name):
         srcs = _always([Label(":cases.py")]),
         args = _always(["-v"]),
         backends = ["gloo", "nccl"],
-        # A symbolic macro passes labels as objects.
-        data = _always([Label(":BUILD.bazel")]),
+        # A symbolic macro passes labels as objects. One of them is in `deps`, too.
+        data = _always([Label(":BUILD.bazel"), Label("//dist_testing")]),
         # The library's own label, which the macro adds, too.
         deps = _always([Label("//dist_testing")]),
         env = _always({"MINE": "yes"}),
@@ -123,7 +123,7 @@ def selects_test_suite(*, name):
         name = "locations",
         size = "small",
         srcs = ["cases.py"],
-        args = ["$(location :located)", "$(location cases.py)", "$(location :generated) $(MY_VARIABLE)"],
+        args = _always(["$(location :located)", "$(location cases.py)", "$(location :generated) $(MY_VARIABLE)"]),
         backends = ["gloo"],
         data = [":generated"],
         deps = [":located"],
