@@ -40,6 +40,13 @@ def test_new_repository_is_that_of_the_page(tmp_path: Path, capsys: pytest.Captu
     assert "wrote" not in capsys.readouterr().out
 
 
+def test_a_file_with_bazels_other_name_stays(tmp_path: Path) -> None:
+    """Otherwise all targets of the root package are gone."""
+    (tmp_path / "BUILD").write_text('filegroup(name = "mine")\n')
+    assert cli.main([f"--dir={tmp_path}"]) == 0
+    assert not (tmp_path / "BUILD.bazel").exists()
+
+
 def test_a_clone_beside_the_repository_is_named_as_a_neighbour(tmp_path: Path) -> None:
     """Otherwise colleagues, whose clones lie elsewhere, cannot load the repository."""
     (tmp_path / "dist_testing").symlink_to(PROGRAM.parents[2])

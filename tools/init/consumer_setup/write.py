@@ -50,7 +50,12 @@ def set_up(library: Library, folder: Path, *, update: bool) -> Iterator[str]:
             if text:
                 path.write_text(f"{before.rstrip()}\n\n{text}".lstrip(), encoding="utf-8")
             yield f"added to {name}" if text else f"left {name}: it has all that is needed"
-        elif path.exists() or ("/" in name and not is_new_test):
+        # Bazel does not read a BUILD beside a BUILD.bazel.
+        elif (
+            path.exists()
+            or (name == "BUILD.bazel" and (folder / "BUILD").is_file())
+            or ("/" in name and not is_new_test)
+        ):
             yield f"left {name}: it or its folder exists"
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
