@@ -86,6 +86,7 @@ def test_own_lines_stay_and_missing_ones_follow(tmp_path: Path) -> None:
     [
         ({"WORKSPACE": ""}, "has WORKSPACE and no MODULE.bazel"),
         ({"MODULE.bazel": "wheels = 1\n"}, "the variable `wheels` is taken"),
+        ({"MODULE.bazel": 'py = use_extension("x", "python")\npy.toolchain()\n'}, "MODULE.bazel:2: there is a"),
         ({"MODULE.bazel": "module(\n"}, "MODULE.bazel:1 cannot be understood"),
         ({"MODULE.bazel": "# \udce9\n"}, "it is not UTF-8"),
         ({"MODULE.bazel/x": ""}, "cannot be read: Is a directory"),

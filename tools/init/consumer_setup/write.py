@@ -94,6 +94,12 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
 
 def _missing_statements(text: str, library: Library, folder: Path, module: ModuleFile, hub: str | None) -> str:
     """Return the page's statements that a MODULE.bazel file lacks, with the names that it has."""
+    if hub is None and (toolchain := module.tag("python.toolchain")) is not None:
+        raise SetupError(
+            f"{toolchain.place}: there is a Python toolchain, and no hub of packages for it.",
+            "The new lines would declare a second toolchain, and rules_python refuses two defaults.",
+            "Add a hub for your Python, as docs/consumers.md shows, and run this command again.",
+        )
     missing = ""
     for node, statement in statements(text):
         source = ast.unparse(node)
