@@ -83,10 +83,13 @@ dist_testing = module_extension(
         "packages": tag_class(
             doc = "The library's packages: a hub that has them all, or each by its label. Only the tag of the root module counts.",
             attrs = {
+                "coverage": attr.label(doc = "The package coverage. Default: that of the hub, if it has it."),
                 "hub": attr.label(doc = "The hub, as the module names it: `@pypi`. It is one of //wheels or of rules_python's pip.parse."),
-            } | {
-                name: attr.label(doc = "The package `{}`. Default: that of the hub.".format(package))
-                for name, package in PACKAGES.items()
+                "jinja2": attr.label(doc = "The package jinja2. Default: that of the hub, if it has it."),
+                "psutil": attr.label(doc = "The package psutil. Default: that of the hub."),
+                "pytest": attr.label(doc = "The package pytest. Default: that of the hub."),
+                "runfiles": attr.label(doc = "The package bazel_runfiles. Default: that of the hub."),
+                "torch": attr.label(doc = "The package torch. Default: that of the hub."),
             },
         ),
     },

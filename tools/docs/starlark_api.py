@@ -94,9 +94,12 @@ def _call_arguments(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def _dict_items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            yield _text(key), value
+    if node is None:
+        return
+    if not isinstance(node, ast.Dict):
+        raise docstrings.ApiError(f"line {node.lineno}: expected a dict, not {ast.unparse(node)}")
+    for key, value in zip(node.keys, node.values, strict=True):
+        yield _text(key), value
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

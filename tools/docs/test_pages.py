@@ -82,6 +82,7 @@ def test_tags_of_an_extension_are_on_the_page(repository: Path) -> None:
         ("limit = 3\n", "limit is neither a function nor a rule"),
         ("gone = _gone\n", "nothing defines _gone"),
         ('Info = provider(doc = "%s" % 1)\n', "expected a plain string"),
+        ('Info = provider(doc = "Facts.", fields = {"a": "First."} | MORE)\n', "expected a dict"),
     ],
 )
 def test_a_name_that_cannot_be_shown_is_an_error(repository: Path, text: str, said: str) -> None:
