@@ -68,8 +68,15 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
         command.append("//...")
     _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):
-        # Events of an earlier attempt or run are no results of this one.
-        events.unlink(missing_ok=True)
+        try:
+            # Events of an earlier attempt or run are no results of this one.
+            events.unlink(missing_ok=True)
+        except OSError as error:
+            raise ReportError(
+                f"{events}: no place for build events: {error.strerror}.\n"
+                "Bazel writes them into one file.\n"
+                "Name another one: --events=FILE."
+            ) from error
         if refusal := ask_endpoint([*bazel, *flags], workspace, folder):
             status, text = refusal
             _say(text)

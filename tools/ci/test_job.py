@@ -342,8 +342,12 @@ def test_a_stop_ends_bazel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, meth
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_bazel_that_is_not_there_is_an_error(job: Job) -> None:
-    """If it fails, a wrong --bazel is a traceback."""
-    ended = job.run(arguments=["--bazel=/nowhere/bazel"])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--bazel=/nowhere/bazel", "/nowhere/bazel cannot be started"), ("--events=.", "no place for build events")],
+)
+def test_a_wrong_path_is_an_error(job: Job, option: str, said: str) -> None:
+    """If it fails, a wrong option is a traceback."""
+    ended = job.run(arguments=[option])
     assert ended.status == 1
-    assert "/nowhere/bazel cannot be started" in ended.err
+    assert said in ended.err
