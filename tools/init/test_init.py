@@ -14,6 +14,7 @@ LIBRARY = read_library(PROGRAM)
 VERSION = LIBRARY.version
 PIP = """\
 pip = use_extension("@rules_python//python/extensions:pip.bzl", "pip")
+pip.whl_mods(hub_name = "mods", whl_name = "torch")
 pip.parse(hub_name = "third_party", python_version = "3.12", requirements_lock = "//deps:lock.txt")
 """
 

@@ -43,7 +43,8 @@ class ModuleFile:
         for call in self.calls:
             hub = call.arguments.get("hub_name") or (call.arguments.get("hub") if call.name.endswith(".lock") else None)
             lock = call.arguments.get("requirements_lock") or call.arguments.get("file") or ""
-            if hub:
+            # Changes of wheels, by which no package has a label.
+            if hub and call.name != "pip.whl_mods":
                 found.setdefault(str(hub), str(lock))
         return found
 
