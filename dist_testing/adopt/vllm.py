@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -117,14 +118,18 @@ def _parallel(original: Any) -> Callable[..., None]:
         if keeps_own_way(_PARALLEL, "ray runs the ranks", unknown):
             original(monkeypatch, tp_size, pp_size, test_target)
             return
-        # As the suite chooses it.
-        port = original.__globals__["get_open_port"]()
-        run_on_ranks(
-            lambda rank: function(monkeypatch, tp_size, pp_size, rank, port),
-            name_of(function),
-            tp_size * pp_size,
-            _limit_s[0],
-        )
+        with socket.socket() as held:
+            # The kernel gives a free port to any process before rank 0 listens. A socket that is bound and does not
+            # listen prevents that. Rank 0 can still listen, because torch's stores set SO_REUSEADDR, too.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            port = held.getsockname()[1]
+            run_on_ranks(
+                lambda rank: function(monkeypatch, tp_size, pp_size, rank, port),
+                name_of(function),
+                tp_size * pp_size,
+                _limit_s[0],
+            )
 
     return run
 

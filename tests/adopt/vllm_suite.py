@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +38,9 @@ def _group(rank: int, size: int, port: int) -> None:
 @ray.remote(num_gpus=1, max_calls=1)
 def all_reduce_worker(monkeypatch: Any, tp_size: int, pp_size: int, rank: int, port: int) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if rank == 0:
+        with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+            other.bind(("127.0.0.1", port))
     _group(rank, tp_size * pp_size, port)
     value = torch.full((2,), float(rank + 1))
     dist.all_reduce(value)
