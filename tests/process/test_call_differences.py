@@ -96,7 +96,7 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
         "rank 1 calls all_gather (test_cases.py:70)",
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",
     }.items():
-        assert f"{name}: {said}" in ended.log
+        assert f"{name}: {said}" in ended.log, ended.log
     assert "test_longer (world of 2): rank 0 got more data than its call of gloo expects; " in ended.log
     assert "; then rank 0 was killed by SIGABRT (6)" in ended.log
     for name in ("test_branches", "test_early"):
