@@ -22,7 +22,7 @@ from dist_testing.hang.watch import collect_ledgers
 
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
-# For the answers of all ranks; only a rank that is stopped, or keeps the GIL, needs as much on a quiet machine. Seconds.
+# For the answers of all ranks; on a quiet machine, only a rank that is stopped or keeps the GIL takes as long. Seconds.
 _ANSWER_LIMIT_S = 2.0
 # gloo's text, where another rank has sent more than this one expects. It ends the process.
 _GLOO_GOT_MORE = "Received data size doesn't match expected size"
