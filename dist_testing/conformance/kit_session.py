@@ -153,7 +153,8 @@ class CellSession:
 
     def _once(self, cell: Cell, limit_s: float, *, alone: bool = False) -> Result:
         pool = "" if cell.fresh or alone else "cells"
-        if not pool or not self._cells_before(cell):
+        before = self._cells_before(cell) if pool else []
+        if not before:
             # A new world, but not before the ranks of the last one are gone.
             self._engine.end_pool()
             self._before = []
@@ -170,7 +171,6 @@ class CellSession:
                 pool=pool,
                 init=not cell.fresh,
             )
-            before = self._cells_before(cell)
             result = self._engine.run(case)
             is_kept = pool and result.verdict.status is CaseStatus.PASSED
             self._before = [*before, cell] if is_kept else []

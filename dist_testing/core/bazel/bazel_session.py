@@ -26,6 +26,7 @@ from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY
 from dist_testing.core.pytest.internals import parse_expression
 from dist_testing.core.pytest.marked_items import SPEC_KEY, is_marked, is_multi_process
+from dist_testing.core.pytest.options import shows_output_at_once
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.session_events import EVENTS_KEY
 
@@ -116,9 +117,8 @@ class BazelSession:
             )
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """End the first line of the log at once with `-s` or `--capture=tee-sys`."""
-        if config.getoption("capture", "no") in ("no", "tee-sys"):
-            # The user wants to see all output at once.
+        """End the first line of the log at once if output is shown at once."""
+        if shows_output_at_once(config):
             self._head.end_line()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -54,7 +54,12 @@ def is_marked(item: pytest.Item) -> bool:
 
 def rank_name(item: pytest.Item | pytest.Collector) -> str:
     """Return the name by which ranks find an item: two files outside of the root folder can share a node id."""
-    return "::".join([os.path.relpath(item.path, item.config.rootpath), *item.nodeid.split("::")[1:]])
+    return name_from(item, item.config.rootpath)
+
+
+def name_from(item: pytest.Item | pytest.Collector, folder: Path) -> str:
+    """Return the name of an item as an argument of pytest that is started in a folder."""
+    return "::".join([os.path.relpath(item.path, folder), *item.nodeid.split("::")[1:]])
 
 
 def check_parameters(definition: pytest.Function) -> None:

@@ -181,6 +181,11 @@ def has_options(config: pytest.Config) -> bool:
     return any(value not in (None, False) for name, value in vars(config.option).items() if name.startswith("dist_"))
 
 
+def shows_output_at_once(config: pytest.Config) -> bool:
+    """Return whether pytest shows output at once: with `-s`, `--capture=tee-sys` or `-p no:capture`."""
+    return config.getoption("capture", "no") in ("no", "tee-sys")
+
+
 def marker_name(config: pytest.Config | Any) -> str:
     """Return the name of the library's marker: the value of the ini option `dist_marker`, by default `distributed`."""
     name: str = config.getini(MARKER_OPTION) or _DEFAULT_NAME

@@ -27,6 +27,7 @@ from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec
 from dist_testing.core.pytest.internals import Xfail, evaluate_xfail_marks, xfailed_key
+from dist_testing.core.pytest.marked_items import name_from
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session
 
@@ -120,7 +121,7 @@ def _command_alone(item: pytest.Item, spec: Spec) -> str:
     ]
     # `python -m` makes the working directory importable.
     is_module = os.path.basename(sys.argv[0]) == "__main__.py"
-    test = f"{os.path.relpath(item.path, config.invocation_params.dir)}::{item.nodeid.partition('::')[2]}"
+    test = name_from(item, config.invocation_params.dir)
     return " ".join([*variables, "python -m pytest" if is_module else "pytest", shlex.join([*arguments, test])])
 
 

@@ -25,7 +25,7 @@ from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.pytest.options import EVENTS_OPTION
+from dist_testing.core.pytest.options import EVENTS_OPTION, shows_output_at_once
 from dist_testing.core.pytest.reports import failure_message, skip_reason
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
@@ -64,7 +64,7 @@ class SessionEvents:
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.log_line
-            if config.getoption("capture", "no") in ("no", "tee-sys"):
+            if shows_output_at_once(config):
                 self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
 

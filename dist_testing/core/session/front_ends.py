@@ -19,8 +19,8 @@ def register_front_end(name: str, maker: str) -> None:
 
     Args:
         name: `CaseBody.front_end` of its cases.
-        maker: "module:attribute" of what makes a `RankFrontEnd` on a rank, from pytest's config and the items by node
-            id. It is imported on the rank.
+        maker: "module:attribute" of what makes a `RankFrontEnd` on a rank, from pytest's config and the items by
+            node id. The path in it begins at pytest's root folder. It is imported on the rank.
 
     Raises:
         UsageError: If another front end has the name.
